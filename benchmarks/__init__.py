@@ -1,0 +1,1 @@
+"""Load tests of hone against floors and peers; see docs/benchmarks.md."""

@@ -1,0 +1,195 @@
+"""`hone infer MODEL FILE`: send a picture, a .npy or a .json file to a running server and print the answer."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hone.errors import HoneError, InvalidRequest, Unavailable
+from hone.types import BYTES, NUMPY_DTYPES, Array, Shape
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+
+
+def add_parser(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "infer",
+        help="ask a running server for one inference",
+        description="Send a picture, .npy or .json file to a model and print its answer.",
+    )
+    parser.add_argument("model", help="name of the model")
+    parser.add_argument("file", type=Path, help="a picture (resized and scaled to 0..1), a .npy array or a .json list")
+    parser.add_argument("--url", default="127.0.0.1:8000", help="host:port of the server's HTTP (default: %(default)s)")
+    parser.add_argument("--model-version", default="", help="version of the model (default: the newest)")
+    parser.add_argument("--input", default="", help="input to send the file to, where the model has several")
+    parser.add_argument(
+        "--top", type=int, default=3, help="classes to print where the model has labels (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    host, _, port = arguments.url.removeprefix("http://").rstrip("/").partition(":")
+    server = _Server(host, int(port or 8000))
+    path = f"/v2/models/{arguments.model}"
+    if arguments.model_version:
+        path += f"/versions/{arguments.model_version}"
+    metadata = server.call("GET", path)
+    config = server.call("GET", f"{path}/config")
+    spec = _pick_input(metadata, arguments.input)
+    batching = config.get("max_batch_size", 0) > 0
+    shape = tuple(spec["shape"])
+    array = read_input(arguments.file, spec["datatype"], shape[1:] if batching else shape)
+    if batching:
+        array = array[np.newaxis]
+    labelled = {output["name"] for output in config.get("output", []) if output.get("label_filename")}
+    request = {
+        "inputs": [_encode(spec["name"], spec["datatype"], array)],
+        "outputs": [
+            {
+                "name": output["name"],
+                "parameters": {"classification": arguments.top} if output["name"] in labelled else {},
+            }
+            for output in metadata["outputs"]
+        ],
+    }
+    answer = server.call("POST", f"{path}/infer", request)
+    if arguments.json:
+        print(json.dumps(answer))
+        return 0
+    for output in answer["outputs"]:
+        print(_describe(output, labelled=output["name"] in labelled))
+    return 0
+
+
+def read_input(path: Path, datatype: str, shape: Shape) -> Array:
+    """The file as an array of the model's datatype and (batchless) shape. Raises InvalidRequest naming the file."""
+    if datatype in (BYTES, "FP16", "BF16"):
+        raise InvalidRequest(f"'hone infer' cannot send {datatype} inputs as JSON; use a client library")
+    dtype = NUMPY_DTYPES[datatype]
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".npy":
+            array: Array = np.asarray(np.load(path, allow_pickle=False))
+        elif suffix == ".json":
+            array = np.asarray(json.loads(path.read_text(encoding="utf-8")))
+        elif suffix in PICTURES:
+            return _read_picture(path, dtype, shape)
+        else:
+            raise InvalidRequest(
+                f"{path}: unknown kind of file '{suffix}', expected .npy, .json or one of {', '.join(PICTURES)}"
+            )
+        array = array.astype(dtype)
+    except (ValueError, TypeError) as problem:
+        raise InvalidRequest(f"{path}: cannot be read as {datatype} array: {problem}") from problem
+    if array.ndim == len(shape) + 1 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != len(shape) or any(want not in (-1, got) for want, got in zip(shape, array.shape, strict=True)):
+        raise InvalidRequest(f"{path}: array of shape {list(array.shape)} does not fit the model's {list(shape)}")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """How a picture fits an input: sizes in pixels, where the channels stand."""
+
+    height: int
+    width: int
+    channels: int
+    channels_first: bool
+
+    @classmethod
+    def of(cls, shape: Shape) -> _Picture | None:
+        if len(shape) == 3 and shape[0] in (1, 3):
+            return cls(shape[1], shape[2], shape[0], channels_first=True)
+        if len(shape) == 3 and shape[2] in (1, 3):
+            return cls(shape[0], shape[1], shape[2], channels_first=False)
+        return None
+
+
+def _read_picture(path: Path, dtype: Any, shape: Shape) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    fit = _Picture.of(shape[1:] if len(shape) == 4 and shape[0] == 1 else shape)
+    if fit is None:
+        raise InvalidRequest(f"{path}: a picture does not fit the model's input of shape {list(shape)}")
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("L" if fit.channels == 1 else "RGB")
+    except UnidentifiedImageError as problem:
+        raise InvalidRequest(f"{path}: not a picture") from problem
+    if fit.height > 0 and fit.width > 0:
+        picture = picture.resize((fit.width, fit.height), Image.Resampling.BOX)
+    pixels = np.asarray(picture)
+    pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
+    if fit.channels_first:
+        pixels = pixels.transpose(2, 0, 1)
+    scaled = pixels.astype(dtype) / 255 if np.dtype(dtype).kind == "f" else pixels.astype(dtype)
+    scaled = scaled.astype(dtype)
+    return scaled[np.newaxis] if len(shape) == 4 else scaled
+
+
+def _pick_input(metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    inputs: list[dict[str, Any]] = metadata["inputs"]
+    names = [spec["name"] for spec in inputs]
+    if name:
+        if name not in names:
+            raise InvalidRequest(f"model '{metadata['name']}' has no input '{name}', it has {', '.join(names)}")
+        return inputs[names.index(name)]
+    if len(inputs) != 1:
+        raise InvalidRequest(
+            f"model '{metadata['name']}' has {len(inputs)} inputs ({', '.join(names)}): name one with --input"
+        )
+    return inputs[0]
+
+
+def _encode(name: str, datatype: str, array: Array) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.reshape(-1).tolist()}
+
+
+def _describe(output: dict[str, Any], *, labelled: bool) -> str:
+    head = f"{output['name']} {output['datatype']} {output['shape']}"
+    data = output.get("data", [])
+    if not labelled:
+        shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in data[:10])
+        return f"{head}: {shown}{', ...' if len(data) > 10 else ''}"
+    lines = []
+    for entry in data:
+        value, index, *label = entry.split(":", 2)
+        lines.append(f"  {label[0] if label else index:<16} {float(value):.4f}")
+    return "\n".join([f"{output['name']}:", *lines])
+
+
+class _Server:
+    """Just enough of an HTTP client: one connection a call, JSON both ways."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=60)
+        try:
+            payload = json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, payload, {"Content-Type": "application/json"} if payload else {})
+            response = connection.getresponse()
+            text = response.read()
+        except OSError as problem:
+            raise Unavailable(
+                f"no server at {self._host}:{self._port}: {problem}; start one with 'hone serve'"
+            ) from problem
+        finally:
+            connection.close()
+        try:
+            answer = json.loads(text)
+        except ValueError as problem:
+            raise HoneError(f"the server answered {response.status} with something that is not JSON") from problem
+        if response.status != 200:
+            raise HoneError(f"the server answered {response.status}: {answer.get('error', answer)}")
+        return answer

@@ -1,0 +1,30 @@
+"""The `hone` command: `hone serve` and `hone infer`.
+
+Exit codes: 0 done, 1 it failed (the reason is on standard error), 2 unusable arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hone import __version__
+from hone.cli import infer, serve
+from hone.errors import HoneError
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="hone", description="An inference server that makes its models faster.")
+    parser.add_argument("--version", action="version", version=f"hone {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve.add_parser(commands)
+    infer.add_parser(commands)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except (HoneError, OSError) as problem:
+        print(f"hone {parsed.command}: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

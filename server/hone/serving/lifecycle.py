@@ -1,0 +1,276 @@
+"""Loading and unloading: from what is on disk to what is in memory, without ever taking down what serves.
+
+New versions are made and warmed on loader threads, then published in one step; the old ones close when their last
+lease ends. A load that fails leaves what was serving and says why in the index. One lock per model orders control
+calls; the calls themselves are coroutines of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
+from hone.errors import HoneError, InternalError, InvalidRequest, LoadFailed, ModelNotInRepository
+from hone.metrics import Metrics
+from hone.protos import config_pb
+from hone.repository import ModelDefinition, ModelRepository, complete, warmup_samples
+from hone.serving.model import ServedModel, fingerprint_of
+from hone.serving.registry import ModelEntry, ModelRegistry, ModelState, VersionStatus
+from hone.types import Engine, LoadParameters
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_AS_ON_DISK = LoadParameters()
+
+EngineLoader = Callable[[Path, config_pb.ModelConfig], Engine]
+
+
+def load_baseline(path: Path, config: config_pb.ModelConfig) -> Engine:
+    """The engine that every model starts on. Raises EngineError."""
+    return OnnxRuntimeEngine.load(path, SessionSettings(graph_level=config.optimization.graph.level))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A version made on a loader thread, not yet published."""
+
+    engine: Engine
+    config: config_pb.ModelConfig
+    seconds: float
+
+
+class ModelLifecycle:
+    """Loads and unloads models of one repository into one registry."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        registry: ModelRegistry,
+        metrics: Metrics,
+        *,
+        num_threads: int,
+        num_retries: int = 0,
+        default_max_batch_size: int = 4,
+        load_engine: EngineLoader = load_baseline,
+    ) -> None:
+        self._repository = repository
+        self._registry = registry
+        self._metrics = metrics
+        self._num_retries = num_retries
+        self._default_max_batch_size = default_max_batch_size
+        self._load_engine = load_engine
+        self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
+        # A lock lives while somebody uses it, so that asking for unknown names leaves nothing behind.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._retirements: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._users: Counter[Path] = Counter()
+
+    async def load(self, name: str, parameters: LoadParameters = _AS_ON_DISK) -> None:
+        """Load a model, or reload it where its files or configuration changed.
+
+        Raises NotFound, RepositoryError, ConfigError (nothing on disk that could be loaded) and LoadFailed (a version
+        did not come up); in each case what was serving still serves, and the index tells the reason. A caller that is
+        cancelled does not cancel the load.
+        """
+        task = asyncio.get_running_loop().create_task(self._load(name, parameters))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    async def _load(self, name: str, parameters: LoadParameters) -> None:
+        async with self._lock(name):
+            known = self._registry.entry(name) is not None
+            entry = self._registry.ensure(name)
+            entry.wanted = True
+            try:
+                definition = await self._call(self._repository.read, name, parameters)
+            except HoneError as problem:
+                if not known and isinstance(problem, (ModelNotInRepository, InvalidRequest)):
+                    self._registry.forget(name)
+                entry.problem = str(problem)
+                raise
+            entry.problem = ""
+            entry.fingerprint = definition.fingerprint
+            self._users[definition.path] += 1
+            try:
+                await self._load_versions(name, entry, definition)
+            finally:
+                self._release(definition)
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model; unknown names are no error. Requests in flight finish."""
+        async with self._lock(name):
+            entry = self._registry.entry(name)
+            if entry is None:
+                return
+            entry.wanted = False
+            entry.problem = ""
+            retired = list(entry.served.values())
+            self._registry.publish(name, {})
+            for version, status in entry.statuses.items():
+                if version in {model.version for model in retired}:
+                    status.state, status.reason = ModelState.UNLOADING, ""
+                else:
+                    status.state, status.reason = ModelState.UNAVAILABLE, "unloaded"
+            for model in retired:
+                self._retire(model, entry.statuses.get(model.version))
+
+    async def forget(self, name: str) -> None:
+        """Unload a model whose folder is gone, and drop it from the index."""
+        await self.unload(name)
+        self._registry.forget(name)
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Retire everything; after `timeout_seconds` stop waiting for requests still in flight."""
+        for name in self._registry.names():
+            await self.unload(name)
+        if self._retirements:
+            _, late = await asyncio.wait(self._retirements, timeout=timeout_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                _log.warning("%d model versions still had requests in flight at the exit timeout", len(late))
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+
+    async def _load_versions(self, name: str, entry: ModelEntry, definition: ModelDefinition) -> None:
+        kept: dict[int, ServedModel] = {}
+        wanted: dict[int, Path] = {}
+        for version, path in definition.versions.items():
+            served = entry.served.get(version)
+            if served is not None and served.fingerprint == fingerprint_of(definition, version):
+                kept[version] = served
+                entry.statuses[version] = VersionStatus(ModelState.READY)
+            else:
+                wanted[version] = path
+                if served is None:
+                    entry.statuses[version] = VersionStatus(ModelState.LOADING)
+        results = await asyncio.gather(*(self._load_version(definition, version) for version in wanted))
+        before = entry.served
+        fresh: dict[int, ServedModel] = {}
+        failures: list[tuple[int, str]] = []
+        for version, result in zip(wanted, results, strict=True):
+            if isinstance(result, HoneError):
+                failures.append((version, str(result)))
+                continue
+            try:
+                fresh[version] = self._serve(definition, version, result)
+            except HoneError as problem:
+                result.engine.close()
+                failures.append((version, str(problem)))
+        # When a version failed, the versions that this load would have retired go on serving.
+        surviving = before if failures else {}
+        self._registry.publish(name, {**surviving, **kept, **fresh})
+        for version, model in before.items():
+            if entry.served.get(version) is not model:
+                self._retire(model, None)
+        for version in list(entry.statuses):
+            if version not in entry.served and version not in wanted:
+                del entry.statuses[version]
+        for version in entry.served:
+            entry.statuses[version] = VersionStatus(ModelState.READY)
+        for version, reason in failures:
+            if version in entry.served:
+                entry.statuses[version] = VersionStatus(
+                    ModelState.READY, f"reload failed, still serving as before: {reason}"
+                )
+            else:
+                entry.statuses[version] = VersionStatus(ModelState.UNAVAILABLE, reason)
+        if failures:
+            raise LoadFailed(name, failures)
+
+    async def _load_version(self, definition: ModelDefinition, version: int) -> _Loaded | HoneError:
+        for attempt in range(self._num_retries + 1):
+            try:
+                return await self._call(self._make, definition, version)
+            except HoneError as problem:
+                failure = problem
+            except Exception:
+                _log.exception("loading %s version %d failed unexpectedly", definition.name, version)
+                return InternalError("internal error while loading, see the server's log")
+            if attempt < self._num_retries:
+                _log.warning("loading %s version %d failed, trying again: %s", definition.name, version, failure)
+        return failure
+
+    def _make(self, definition: ModelDefinition, version: int) -> _Loaded:
+        """On a loader thread: session, configuration, warm-up. Raises HoneError."""
+        started = time.monotonic()
+        engine = self._load_engine(definition.versions[version], definition.config)
+        try:
+            config = complete(
+                definition.config,
+                engine.inputs,
+                engine.outputs,
+                model=definition.name,
+                default_max_batch_size=self._default_max_batch_size,
+                initializers=engine.initializers,
+            )
+            self._warm(definition, config, engine)
+        except HoneError:
+            engine.close()
+            raise
+        seconds = time.monotonic() - started
+        return _Loaded(engine, config, seconds)
+
+    @staticmethod
+    def _warm(definition: ModelDefinition, config: config_pb.ModelConfig, engine: Engine) -> None:
+        outputs = [spec.name for spec in config.output]
+        for sample in warmup_samples(definition, config, engine.inputs):
+            instance = engine.instantiate()
+            for _ in range(max(1, sample.count)):
+                instance.run(sample.inputs, outputs)
+
+    def _serve(self, definition: ModelDefinition, version: int, made: _Loaded) -> ServedModel:
+        """Raises ConfigError for metric tags that cannot be labels."""
+        name = definition.name
+        statistics = self._metrics.model(name, str(version), dict(made.config.metric_tags))
+        statistics.load_seconds = made.seconds
+        self._users[definition.path] += 1
+        _log.info("loaded %s version %d in %.3f s", name, version, made.seconds, extra={"model": name})
+        return ServedModel(
+            definition=definition,
+            version=version,
+            config=made.config,
+            engine=made.engine,
+            statistics=statistics,
+            loop=asyncio.get_running_loop(),
+        )
+
+    def _retire(self, model: ServedModel, status: VersionStatus | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain(model, status))
+        self._retirements.add(task)
+        task.add_done_callback(self._retirements.discard)
+
+    async def _drain(self, model: ServedModel, status: VersionStatus | None) -> None:
+        await model.retire()
+        self._metrics.remove(model.statistics)
+        self._release(model.definition)
+        if status is not None and status.state is ModelState.UNLOADING:
+            status.state, status.reason = ModelState.UNAVAILABLE, "unloaded"
+
+    def _release(self, definition: ModelDefinition) -> None:
+        """Give files that came with a load request back when the last version made of them is gone."""
+        self._users[definition.path] -= 1
+        if not self._users[definition.path]:
+            del self._users[definition.path]
+            self._repository.release(definition)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+    async def _call(self, function: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._loaders, function, *args)

@@ -1,0 +1,1 @@
+"""Markers and fixtures that every kind of test shares."""
