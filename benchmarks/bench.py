@@ -54,8 +54,6 @@ class Bench:
         model: str,
         concurrency: int,
         shapes: Mapping[str, Sequence[int]],
-        *,
-        json_tensors: bool = False,
     ) -> Callable[[], Result]:
         """A measurement for `run_rounds`."""
 
@@ -66,7 +64,6 @@ class Bench:
                 model,
                 concurrency,
                 shapes,
-                json_tensors=json_tensors,
                 window_seconds=self.window_seconds,
                 server=target.process,
             )

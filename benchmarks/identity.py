@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from benchmarks.bare.v2 import INPUT_NAME, MODEL_NAME
 from benchmarks.bench import Bench, bare_server, hone_server
 from benchmarks.models import LARGE, SMALL, add_identity
 from benchmarks.perf_analyzer import Protocol
+from benchmarks.raw_client import closed_loop, encode_identity
 from benchmarks.report import Row, at_least, at_most
 
 SIZES: Final = {"64 B": SMALL, "600 KB": LARGE}
@@ -47,8 +49,17 @@ def measure(bench: Bench) -> list[Row]:
             name = f"identity fastapi http {size}"
             measurements.append((name, bench.load(fastapi, "http", MODEL_NAME, 4, shapes)))
         for label, json_tensors in (("binary", False), ("JSON", True)):
-            measure_one = bench.load(hone, "http", MODEL_NAME, 1, {INPUT_NAME: (LARGE,)}, json_tensors=json_tensors)
-            measurements.append((f"identity hone http 600 KB one client {label}", measure_one))
+            body, headers = encode_identity(LARGE, json_tensors=json_tensors)
+            one_client = functools.partial(
+                closed_loop,
+                hone.ports["http"],
+                f"/v2/models/{MODEL_NAME}/infer",
+                body,
+                headers,
+                seconds=2 * bench.window_seconds,
+                server=hone.process,
+            )
+            measurements.append((f"identity hone http 600 KB one client {label}", one_client))
         bench.run_rounds(measurements)
     return rows(bench)
 

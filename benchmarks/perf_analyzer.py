@@ -6,14 +6,18 @@ It lives in an environment of its own (`make perf-tools`), because its client is
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import tempfile
-import time
+import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.processes import ROOT, BenchmarkError, Child
 
@@ -109,7 +113,6 @@ class PerfAnalyzer:
         concurrency: int,
         shapes: Mapping[str, Sequence[int]],
         *,
-        json_tensors: bool = False,
         window_seconds: float = 0.8,
         server: Child | None = None,
     ) -> Result:
@@ -132,50 +135,39 @@ class PerfAnalyzer:
             command += ["--stability-percentage", "100000", "--max-trials", "10"]
             for name, shape in shapes.items():
                 command += ["--shape", f"{name}:{','.join(str(size) for size in shape)}"]
-            if json_tensors:
-                command += ["--input-tensor-format", "json", "--output-tensor-format", "json"]
-            cpu_rate = self._execute(command, server, report)
+            before = (0, 0.0) if server is None else (count_requests(url, protocol, model), server.cpu_seconds())
+            self._execute(command, server, report)
             result = read_report(report.read_text())
-        if cpu_rate is None or result.throughput == 0:
-            return result
-        return Result(**{**asdict(result), "cpu_us": cpu_rate / result.throughput * 1e6})
+            if server is None:
+                return result
+            num_requests = count_requests(url, protocol, model) - before[0]
+            cpu_seconds = server.cpu_seconds() - before[1]
+        return replace(result, cpu_us=cpu_seconds / num_requests * 1e6)
 
-    def _execute(self, command: Sequence[str], server: Child | None, report: Path) -> float | None:
-        """Run to the end; returns the CPU seconds a second that the server took in the middle of the run."""
-        samples = []
-        started = time.monotonic()
+    def _execute(self, command: Sequence[str], server: Child | None, report: Path) -> None:
         with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
             try:
-                while True:
-                    if server is not None:
-                        server.check_alive()
-                        samples.append((time.monotonic(), server.cpu_seconds()))
-                    try:
-                        process.wait(timeout=0.05)
-                        break
-                    except subprocess.TimeoutExpired:
-                        if time.monotonic() - started > 120:
-                            raise BenchmarkError("perf_analyzer did not end within 120 s") from None
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+                process = subprocess.run(
+                    command, env=self._environment, stdout=output, stderr=subprocess.STDOUT, timeout=120, check=False
+                )
+            except subprocess.TimeoutExpired:
+                raise BenchmarkError(f"{' '.join(command)} did not end within 120 s") from None
+            if server is not None:
+                server.check_alive()
             if process.returncode != 0 or not report.exists() or not report.read_text().strip():
                 output.seek(0)
                 raise BenchmarkError(
                     f"{' '.join(command)} ended with exit code {process.returncode}:\n{output.read()[-2000:]}"
                 )
-        return middle_rate(samples)
 
 
-def middle_rate(samples: Sequence[tuple[float, float]]) -> float | None:
-    """Growth a second of the second number, without the first 40 % of the time (set-up) and the last 10 %."""
-    if not samples:
-        return None
-    begin, end = samples[0][0], samples[-1][0]
-    inner = [sample for sample in samples if begin + 0.4 * (end - begin) <= sample[0] <= end - 0.1 * (end - begin)]
-    if len(inner) < 2:
-        return None
-    (first_time, first), (last_time, last) = inner[0], inner[-1]
-    return (last - first) / (last_time - first_time)
+def count_requests(url: str, protocol: Protocol, model: str) -> int:
+    """Requests that a model has answered in all its versions, by the server's own statistics."""
+    if protocol == "http":
+        with urllib.request.urlopen(f"http://{url}/v2/models/{model}/stats", timeout=30) as response:
+            statistics = json.load(response)
+        return sum(int(entry["inference_stats"]["success"]["count"]) for entry in statistics["model_stats"])
+    with grpc.insecure_channel(url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ModelStatistics(service_pb2.ModelStatisticsRequest(name=model), timeout=30)
+    return sum(int(entry.inference_stats.success.count) for entry in answer.model_stats)

@@ -118,18 +118,49 @@ class RunningServer:
     def num_threads(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
+    def num_descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def num_mappings(self) -> int:
+        return len(Path(f"/proc/{self.process.pid}/maps").read_text(encoding="utf-8").splitlines())
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all threads since the start."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The sample of this name whose labels include these, None where there is none."""
+        for line in self.metrics().splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample.partition("{")[0] == name and all(f'{key}="{text}"' in sample for key, text in labels.items()):
+                return float(value)
+        return None
+
 
 @contextlib.contextmanager
 def run_server(
-    repository: Path, *flags: str, environment: dict[str, str] | None = None, ready: bool = True
+    repository: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    ready: bool = True,
+    stderr: IO[bytes] | int | None = None,
 ) -> Iterator[RunningServer]:
-    """Start `hone serve` on a repository; ended at the latest when the block ends."""
+    """Start `hone serve` on a repository; ended at the latest when the block ends.
+
+    `stderr` takes the place of the log where a test wants the server's standard error elsewhere.
+    """
     command = [sys.executable, "-m", "hone", "serve", "--model-repository", str(repository)]
     command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HONE_")}
     with tempfile.NamedTemporaryFile(prefix="hone-server-") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**clean, **(environment or {})}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output if stderr is None else stderr,
+            env={**clean, **(environment or {})},
         )
         server = RunningServer(process, output)
         try:

@@ -273,7 +273,7 @@ class Tracer:
             context=self._root if parent is None else parent,
             kind=self._trace.SpanKind.SERVER,
             attributes=details,
-            start_time=request.received_ns + to_wall_clock,
+            start_time=(request.received_ns or queue_start_ns or end_ns) + to_wall_clock,
         )
         inside = self._trace.set_span_in_context(span)
         phases = (("queue", queue_start_ns, compute_start_ns), ("compute", compute_start_ns, compute_end_ns))

@@ -83,7 +83,7 @@ class OnnxRuntimeEngine:
             settings.graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
         try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False)
         except Exception as problem:  # its exceptions have no common root below Exception
             raise EngineError(_reason(problem, path)) from problem
         return cls(session)

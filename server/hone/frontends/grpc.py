@@ -42,7 +42,7 @@ class GrpcServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Bind and serve. Raises OSError (address taken or not ours), ValueError (certificate and key unusable)."""
+        """Bind and serve. Raises OSError: address taken or not ours, certificate or key unusable."""
         settings = self._settings
         headers = CallHeaders(settings)
         infer = InferHandler(self._service, headers, settings.grpc_max_message_size)
@@ -125,10 +125,9 @@ def _bind_error(host: str, port: int, address: str) -> OSError:
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials:
-    """Raises ValueError where certificate and key do not belong together, OSError where a file cannot be read."""
+    """Raises OSError where a file cannot be read, or certificate and key do not belong together."""
     certificate, key = settings.grpc_server_cert, settings.grpc_server_key
-    if certificate is None or key is None:
-        raise ValueError("grpc_server_cert and grpc_server_key are required with grpc_use_ssl")
+    assert certificate is not None and key is not None, "Settings sees to it"
     _check_pair(certificate, key)
     root = settings.grpc_root_cert.read_bytes() if settings.grpc_root_cert is not None else None
     return grpc.ssl_server_credentials(
@@ -142,11 +141,11 @@ def _check_pair(certificate: Path, key: Path) -> None:
     """gRPC takes any pair of files, and then fails each handshake: find out now."""
 
     def no_password() -> str:
-        raise ValueError("grpc_server_key: the private key is encrypted, expected one without a password")
+        raise OSError("grpc_server_key: the private key is encrypted, expected one without a password")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
     except ssl.SSLError as problem:
-        raise ValueError(
+        raise OSError(
             f"grpc_server_cert and grpc_server_key: expected a PEM certificate and its private key: {problem.reason}"
         ) from problem

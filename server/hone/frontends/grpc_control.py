@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from hone.frontends.grpc_metadata import Handler
 from hone.frontends.grpc_status import Context, abort
 from hone.protos import service_pb
 from hone.serving.service import InferenceService
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[Any], Awaitable[Any]]
 
@@ -31,6 +34,8 @@ def control_handlers(service: InferenceService) -> dict[str, Handler]:
 
 def _handler(method: str, message_type: Any, answer: Answer) -> Handler:
     async def handle(message: bytes, context: Context) -> bytes:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", method)
         try:
             response = await answer(parse(message_type, message))
             encoded: bytes = response.SerializeToString()

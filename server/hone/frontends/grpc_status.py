@@ -33,6 +33,8 @@ MAX_DETAILS_BYTES = 2048
 def status_of(problem: Exception, method: str) -> tuple[grpc.StatusCode, str]:
     """Status and details for `problem`. What is not a `HoneError` is a fault of ours: logged whole, never told."""
     if isinstance(problem, HoneError):
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s failed: %s", method, problem)
         return STATUS_CODES[problem.kind], _shortened(str(problem))
     log.error("unexpected error in %s", method, exc_info=problem)
     return grpc.StatusCode.INTERNAL, "internal error"

@@ -97,11 +97,13 @@ class _Stream:
         self._closed_by_server = False
 
     async def run(self) -> None:
-        self._reader = asyncio.create_task(self._read())
+        reader = self._reader = asyncio.create_task(self._read())
+        # Not by the reader itself: cancelled before its first step, it would never say so.
+        reader.add_done_callback(lambda _: self._answers.put_nowait(None))
         try:
-            problem = await self._write()
+            problem = await self._write(reader)
         finally:
-            await self._cancel_rest(self._reader)
+            await self._cancel_rest(reader)
         if problem is not None:
             await abort(self._context, problem, METHOD)
 
@@ -111,22 +113,19 @@ class _Stream:
             self._reader.cancel()
 
     async def _read(self) -> None:
-        """Take requests while there is room; None in the queue says that there are no more."""
-        try:
-            while True:
-                await self._window.wait_for_room()
-                message = await self._context.read()
-                if message is EOF:
-                    break
-                task = asyncio.create_task(self._answer(message, time.monotonic_ns()))
-                self._tasks.add(task)
-                self._window.enter(len(message))
-                self._answers.put_nowait((task, len(message)))
-        finally:
-            self._answers.put_nowait(None)
+        """Take requests while there is room."""
+        while True:
+            await self._window.wait_for_room()
+            message = await self._context.read()
+            if message is EOF:
+                return
+            task = asyncio.create_task(self._answer(message, time.monotonic_ns()))
+            self._tasks.add(task)
+            self._window.enter(len(message))
+            self._answers.put_nowait((task, len(message)))
 
-    async def _write(self) -> Exception | None:
-        """Write the answers in order; what the stream is to end with, None for success."""
+    async def _write(self, reader: asyncio.Task[None]) -> Exception | None:
+        """Write the answers in order until there are no more; what the stream is to end with, None for success."""
         while (entry := await self._answers.get()) is not None:
             task, size = entry
             answer = await task
@@ -135,6 +134,8 @@ class _Stream:
                 return answer
             await self._context.write(answer)
             self._window.leave(size)
+        if not reader.cancelled():
+            reader.result()
         return ServerStopping() if self._closed_by_server else None
 
     async def _answer(self, message: bytes, received_ns: int) -> bytes | Exception:

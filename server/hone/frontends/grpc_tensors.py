@@ -71,6 +71,10 @@ def from_raw(model: str, name: str, datatype: str, shape: Shape, content: Buffer
         array: Array = np.ndarray(shape, dtype, content)
     except ValueError as problem:
         raise _unusable_shape(model, name, shape, problem) from problem
+    if datatype == "BOOL":
+        # Bytes above 1 are true, and engines may count on true being 1.
+        flags: Array = array.view(np.uint8) != 0
+        return flags
     return array if array.flags.aligned else array.copy()
 
 
@@ -115,26 +119,36 @@ def from_contents(model: str, name: str, datatype: str, shape: Shape, contents: 
 def from_length_prefixed(name: str, content: Buffer, count: int) -> Array:
     """A flat BYTES tensor of exactly `count` elements, each after its length in four little-endian bytes.
 
-    Raises InvalidRequest where lengths and elements do not fill `content` exactly.
+    Raises InvalidRequest where lengths and elements do not fill `content` exactly. Allocates by what `content` holds,
+    not by what `count` claims.
     """
+    content = bytes(content)
+    found: list[bytes] = []
     end = len(content)
-    if count * _LENGTH.size > end:
-        # Told before anything is allocated: the shape may claim more than memory holds.
-        whole = _count_strings(name, content)
-        raise InvalidRequest(f"expected {count} string elements for inference input '{name}', got {whole}")
-    strings: Array = np.empty(count, np.object_)
-    position = index = 0
+    position = 0
     while position < end:
-        position, start = _string_at(name, content, position)
-        if index == count:
+        start = position + _LENGTH.size
+        if start > end:
             raise InvalidRequest(
-                f"unexpected number of string elements {index + _count_strings(name, content[start - 4 :])}"
-                f" for inference input '{name}', expecting {count}"
+                f"incomplete string length indicator for inference input '{name}', expecting {_LENGTH.size} bytes but"
+                f" only {end - position} bytes available"
             )
-        strings[index] = bytes(content[start:position])
-        index += 1
-    if index != count:
-        raise InvalidRequest(f"expected {count} string elements for inference input '{name}', got {index}")
+        (length,) = _LENGTH.unpack_from(content, position)
+        position = start + length
+        if position > end:
+            raise InvalidRequest(
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only"
+                f" {end - start} bytes available"
+            )
+        found.append(content[start:position])
+    if len(found) > count:
+        raise InvalidRequest(
+            f"unexpected number of string elements {len(found)} for inference input '{name}', expecting {count}"
+        )
+    if len(found) < count:
+        raise InvalidRequest(f"expected {count} string elements for inference input '{name}', got {len(found)}")
+    strings: Array = np.empty(count, np.object_)
+    strings[:] = found
     return strings
 
 
@@ -152,32 +166,6 @@ def to_length_prefixed(array: Array) -> bytes:
     for item in array.reshape(-1):
         parts += (_LENGTH.pack(len(item)), item)
     return b"".join(parts)
-
-
-def _string_at(name: str, content: Buffer, position: int) -> tuple[int, int]:
-    """End and start of the string whose length stands at `position`."""
-    left = len(content) - position
-    if left < _LENGTH.size:
-        raise InvalidRequest(
-            f"incomplete string length indicator for inference input '{name}', expecting {_LENGTH.size} bytes but only"
-            f" {left} bytes available"
-        )
-    start = position + _LENGTH.size
-    (length,) = _LENGTH.unpack_from(content, position)
-    if length > left - _LENGTH.size:
-        raise InvalidRequest(
-            f"incomplete string data for inference input '{name}', expecting string of length {length} but only"
-            f" {left - _LENGTH.size} bytes available"
-        )
-    return start + length, start
-
-
-def _count_strings(name: str, content: Buffer) -> int:
-    position = count = 0
-    while position < len(content):
-        position, _ = _string_at(name, content, position)
-        count += 1
-    return count
 
 
 def _shaped(array: Array, shape: Shape, model: str, name: str) -> Array:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: Names that are never models, versions or parts of one: hidden, left by editors and copy tools, made by file systems.
-_IGNORED = (".*", "*.tmp", "*~", "*.part", "*.swp", "lost+found")
+#: What names end in that are never models, versions or parts of one: left by editors and copy tools.
+_TEMPORARY_SUFFIXES = (".tmp", "~", ".part", ".swp")
+
+#: Made by file systems.
+_FOREIGN_NAMES = frozenset({"lost+found"})
 
 _MAX_COMPONENT = 255
 _MAX_DEPTH = 16
@@ -19,8 +21,8 @@ class FileTooLarge(OSError):
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a file or folder of this name is passed over, wherever it lies."""
-    return any(fnmatchcase(name, pattern) for pattern in _IGNORED)
+    """Whether a file or folder of this name, hidden or temporary, is passed over wherever it lies."""
+    return name.startswith(".") or name.endswith(_TEMPORARY_SUFFIXES) or name in _FOREIGN_NAMES
 
 
 def relative_path(text: str) -> Path:

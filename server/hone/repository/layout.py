@@ -68,7 +68,7 @@ def check_model_name(name: str) -> None:
 
 
 def model_names(root: Path) -> list[str]:
-    """Names of the folders in a repository, links to folders included. Raises OSError."""
+    """Names of the folders in a repository, sorted, links to folders included. Raises OSError."""
     names = []
     with os.scandir(root) as entries:
         for entry in entries:
@@ -78,7 +78,7 @@ def model_names(root: Path) -> list[str]:
             except OSError:
                 # A link that leads round in circles. It is no folder; a broken folder says so when it is listed.
                 continue
-    return names
+    return sorted(names)
 
 
 def choose_versions(folder: ModelFolder, policy: Any) -> tuple[Sequence[int], Sequence[int]]:

@@ -30,6 +30,8 @@ class _Seen:
     """Of `hashed`."""
     handed_out: str = ""
     """Fingerprint that was last given out to be loaded, so that a model that failed is not tried until it changes."""
+    had_problem: bool = False
+    """Whether a problem was reported since then."""
 
 
 class RepositoryPoller:
@@ -47,7 +49,9 @@ class RepositoryPoller:
     def poll(self, loaded: Mapping[str, str]) -> PollResult:
         """Look once. `loaded` maps each model that is served, or was tried, to the fingerprint it was read with.
 
-        Names in `load` are to be read and loaded, those in `unload` to be unloaded, whatever came of them before.
+        Names in `load` are to be read and loaded, those in `unload` to be unloaded, whatever came of them before. A
+        model whose files are good again after something was wrong with them is in `load` even if what is served is the
+        same, so that what was said of it is taken back. An empty fingerprint stands for a model that is not served.
         """
         result = PollResult()
         found = self._repository.scan()
@@ -66,14 +70,16 @@ class RepositoryPoller:
         if isinstance(look, ModelFolder):
             self._consider(name, seen, look, loaded, result)
             return
-        if look is not None:
-            result.problems[name] = look
-        if look is None or look == DUPLICATE:
+        if look is None:
             if name in loaded or seen.handed_out:
                 result.unload.append(name)
-            seen.handed_out = ""
-        if look is None:
             del self._seen[name]
+            return
+        self._report(name, seen, look, result)
+        if look == DUPLICATE:
+            if loaded.get(name) or seen.handed_out:
+                result.unload.append(name)
+            seen.handed_out = ""
 
     def _consider(
         self, name: str, seen: _Seen, look: ModelFolder, loaded: Mapping[str, str], result: PollResult
@@ -82,11 +88,16 @@ class RepositoryPoller:
             try:
                 seen.fingerprint = look.fingerprint
             except RepositoryError as problem:
-                result.problems[name] = problem.reason
+                self._report(name, seen, problem.reason, result)
                 return
             seen.hashed = look
-        if seen.fingerprint == seen.handed_out:
-            return
-        seen.handed_out = seen.fingerprint
-        if seen.fingerprint != loaded.get(name):
+        untried = seen.fingerprint not in (loaded.get(name), seen.handed_out)
+        back_again = seen.handed_out not in ("", seen.fingerprint)
+        if untried or back_again or seen.had_problem:
             result.load.append(name)
+        seen.handed_out, seen.had_problem = seen.fingerprint, False
+
+    @staticmethod
+    def _report(name: str, seen: _Seen, problem: str, result: PollResult) -> None:
+        result.problems[name] = problem
+        seen.had_problem = True

@@ -68,13 +68,14 @@ class ModelRepository:
         """
         found: dict[str, ModelFolder | str] = {}
         seen: set[str] = set()
+        all_readable = True
         for root in self._roots:
             readable = True
             try:
                 self._names[root] = model_names(root)
             except OSError as problem:
                 _log.warning("cannot list model repository %s: %s", root, reason_of(problem))
-                readable = False
+                readable = all_readable = False
             for name in self._names.get(root, ()):
                 shown = name.encode("utf-8", "replace").decode("utf-8")
                 if name in seen:
@@ -85,8 +86,9 @@ class ModelRepository:
                     found[shown] = "expected a folder name in UTF-8"
                 else:
                     found[name] = self._list(name, root / name) if readable else UNREADABLE_ROOT
-        folders = [folder for folder in found.values() if isinstance(folder, ModelFolder)]
-        self._fingerprints.keep_only((folder.path, folder.files) for folder in folders)
+        if all_readable:
+            folders = [folder for folder in found.values() if isinstance(folder, ModelFolder)]
+            self._fingerprints.keep_only((folder.path, folder.files) for folder in folders)
         return found
 
     def names(self) -> list[str]:

@@ -90,7 +90,9 @@ def _array(
         )
     item = _item(definition, given, datatype, dims, path)
     shape = (batch_size, *dims) if batching else dims
-    return np.array(np.broadcast_to(item, shape)).reshape(to_engine(shape, tensor, graph_shape, batching=batching))
+    return np.array(np.broadcast_to(item, shape), order="C").reshape(
+        to_engine(shape, tensor, graph_shape, batching=batching)
+    )
 
 
 def _check_fit(tensor: Any, given: Any, dims: tuple[int, ...], model: str, path: str) -> None:

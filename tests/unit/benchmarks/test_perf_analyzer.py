@@ -2,7 +2,8 @@ import os
 import stat
 
 import pytest
-from benchmarks.perf_analyzer import PerfAnalyzer, middle_rate, read_report
+from benchmarks.bench import bare_server
+from benchmarks.perf_analyzer import PerfAnalyzer, count_requests, read_report
 from benchmarks.processes import BenchmarkError
 
 HEADER = "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency"  # noqa: E501
@@ -78,11 +79,7 @@ def test_failed_run_is_an_error_with_its_output(fake_binary, body):
         fake_binary(body).run("127.0.0.1:9", "http", "net", 1, {})
 
 
-def test_rate_is_of_the_middle_of_a_run():
-    idle_then_busy = [(t / 10, 0.0 if t < 40 else (t - 40) / 20) for t in range(101)]
-    assert middle_rate(idle_then_busy) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("samples", [[], [(0.0, 0.0)]])
-def test_rate_of_too_few_samples_is_unknown(samples):
-    assert middle_rate(samples) is None
+@pytest.mark.parametrize(("module", "protocol"), [("http_asgi", "http"), ("grpc_aio", "grpc")])
+def test_requests_are_counted_by_the_servers_statistics(module, protocol):
+    with bare_server(module, protocol) as target:
+        assert count_requests(target.url(protocol), protocol, "identity") == 0

@@ -214,6 +214,12 @@ def test_empty_tensors_are_tensors(datatype, raw):
     assert data.shape == (0, 4)
 
 
+def test_any_nonzero_byte_is_true():
+    data = decode(request_of("BOOL", (4,), b"\0\1\2\xff")).inputs["I"].data
+    assert data.dtype == np.bool_
+    assert data.view(np.uint8).tolist() == [0, 1, 1, 1]
+
+
 def test_scalars():
     assert decode(request_of("FP32", (), struct.pack("<f", 2.5))).inputs["I"].data[()] == 2.5
 
@@ -233,7 +239,7 @@ def test_duplicate_input_and_output():
 
 
 def test_bytes_come_and_go_unchanged():
-    strings = [b"", b"\0\xff", "größer".encode(), b"x" * 70_000]
+    strings = [b"", b"\xff\0", "größer".encode(), b"x" * 70_000]
     data = decode(request_of("BYTES", (2, 2), prefixed(*strings))).inputs["I"].data
     assert data.dtype == np.object_
     assert data.shape == (2, 2)

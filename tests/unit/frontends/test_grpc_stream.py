@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from tests.unit.frontends.grpc_fakes import FakeService, connected, echo, infer_request, serving
 
+from hone.config import Settings
 from hone.errors import InvalidRequest
-from hone.frontends.grpc_stream import StreamLimits
+from hone.frontends.grpc_metadata import CallHeaders
+from hone.frontends.grpc_stream import StreamHandler, StreamLimits
 from hone.protos import service_pb
 from hone.types import InferRequest, InferResponse
 
@@ -214,3 +216,36 @@ async def test_stop_does_not_wait_for_idle_streams():
         async with asyncio.timeout(10):
             await server.stop(60)
         assert await stream.code() == Code.UNAVAILABLE
+
+
+async def test_stop_ends_a_stream_that_has_only_just_opened():
+    """Its reader is cancelled before its first step."""
+    service = FakeService()
+    handler = StreamHandler(service, CallHeaders(Settings()), 2**20, StreamLimits())  # type: ignore[arg-type]
+    context = UnreadContext()
+    stream = asyncio.create_task(handler.model_stream_infer(None, context))
+    await asyncio.sleep(0)
+    handler.close()
+    with pytest.raises(ConnectionAbortedError):
+        await asyncio.wait_for(stream, 10)
+    assert context.status == Code.UNAVAILABLE
+    assert not context.was_read
+
+
+class UnreadContext:
+    """The context of a call whose client sends nothing."""
+
+    def __init__(self) -> None:
+        self.status: grpc.StatusCode | None = None
+        self.was_read = False
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def read(self) -> Any:
+        self.was_read = True
+        await asyncio.Event().wait()
+
+    async def abort(self, code: grpc.StatusCode, _details: str) -> None:
+        self.status = code
+        raise ConnectionAbortedError

@@ -116,7 +116,7 @@ async def test_mutual_tls(files):
 
 async def start_fails(settings: Settings, message: str) -> None:
     server = GrpcServer(FakeService(), settings)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(OSError, match=message):
         await server.start()
 
 

@@ -3,7 +3,7 @@
 from collections import Counter as Multiset
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.parser import text_string_to_metric_families
@@ -190,6 +190,7 @@ def test_labels_are_escaped(metrics: Metrics, name: str, written: str) -> None:
             assert ("model", name) in labels
 
 
+@settings(deadline=None, max_examples=50)
 @given(names=st.sets(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=4))
 def test_any_model_name_survives_the_round_trip(names: set[str]) -> None:
     metrics = Metrics(CollectorRegistry(), allow_cpu_metrics=False, allow_gpu_metrics=False)

@@ -1,7 +1,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.metrics import FAILURE_REASONS, LATENCY_BOUNDS_US, MemoryUsage, ModelStatistics
@@ -99,6 +99,7 @@ def test_every_reason_is_counted_apart() -> None:
     assert statistics.failures == {"REJECTED": 1, "CANCELED": 2, "BACKEND": 3, "OTHER": 4}
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(*[st.integers(0, 20_000_000_000)] * len(PHASES)), max_size=20))
 def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[int, ...]]) -> None:
     statistics = ModelStatistics("digits", "1")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hone.errors import ConfigError
 from hone.protos import config_pb
 from hone.repository import complete
 from hone.repository.config_text import parse_config
-from hone.types import TensorSpec
+from hone.types import NUMPY_DTYPES, TensorSpec
 
 IMAGE = [TensorSpec("image", "FP32", (-1, 3, 224, 224))]
 SCORES = [TensorSpec("scores", "FP32", (-1, 10))]
@@ -137,7 +139,10 @@ def test_pinned_memory_stays_off_where_it_is_off():
 
 # --- against the graph ---------------------------------------------------------------------------------------------
 
-FULL = "max_batch_size: %s input { name: '%s' data_type: %s dims: [ %s ] } output { name: '%s' data_type: %s dims: [ %s ] }"
+FULL = (
+    "max_batch_size: %s input { name: '%s' data_type: %s dims: [ %s ] }"
+    " output { name: '%s' data_type: %s dims: [ %s ] }"
+)
 
 
 def full(size=8, x="image", xt="TYPE_FP32", xd="3, 224, 224", y="scores", yt="TYPE_FP32", yd="10"):
@@ -163,7 +168,7 @@ def test_a_right_full_config():
         (
             full(size=0),
             "input[0].dims",
-            "the full shape is needed: write the batch dimension too, or set max_batch_size",
+            "the full shape is needed: write the batch dimension too, or set",
         ),
         (full(size=0, xd="-1, 3, 224, 224"), "output[0].dims", "found [10]"),
     ],
@@ -233,3 +238,30 @@ def test_optional_inputs_do_not_batch():
     x, y = TensorSpec("x", "FP32", (-1, 5)), TensorSpec("y", "FP32", (-1, 5))
     problem = refused(text, [x], [y], initializers=[scale])
     assert (problem.field, "support batching" in problem.reason) == ("input[1].optional", True)
+
+
+_SHAPES = st.lists(st.just(-1) | st.integers(1, 9), max_size=4).map(tuple)
+_DATATYPES = st.sampled_from(sorted(NUMPY_DTYPES))
+
+
+def _specs(prefix):
+    return st.lists(st.tuples(_DATATYPES, _SHAPES), min_size=1, max_size=3).map(
+        lambda pairs: [TensorSpec(f"{prefix}{i}", datatype, shape) for i, (datatype, shape) in enumerate(pairs)]
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(_specs("x"), _specs("y"), st.integers(0, 9), st.sampled_from(["", "input", "output", "input output"]))
+def test_any_graph_completes_and_stays_as_it_is(inputs, outputs, default, kept):
+    config = complete(config_pb.ModelConfig(), inputs, outputs, model="m", default_max_batch_size=default)
+    batching = config.max_batch_size > 0
+    assert not batching or all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
+    assert [tensor.name for tensor in config.input] == [spec.name for spec in inputs]
+
+    assert complete(config, inputs, outputs, model="m", default_max_batch_size=default) == config
+    partial = config_pb.ModelConfig(max_batch_size=config.max_batch_size)
+    for field in kept.split():
+        getattr(partial, field).extend(getattr(config, field))
+    if batching or kept == "input output":  # without both, a config of max_batch_size 0 asks for batching
+        again = complete(partial, inputs, outputs, model="m", default_max_batch_size=default)
+        assert (list(again.input), list(again.output)) == (list(config.input), list(config.output))

@@ -26,7 +26,7 @@ dynamic_batching {
   priority_queue_policy { key: 2 value { default_timeout_microseconds: 7 max_queue_size: 3 } }
 }
 instance_group [ { count: 2 kind: KIND_CPU } ]
-model_warmup [ { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 3, 4 ] zero_data: true } } } ]
+model_warmup [ { batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 3, 4 ] zero_data: true } } } ]
 parameters { key: "k" value { string_value: "v" } }
 metric_tags { key: "team" value: "t" }
 optimization { cuda { graph_spec { batch_size: 1 input { key: "x" value { dim: [ 3, 4 ] } } } } }

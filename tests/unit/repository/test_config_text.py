@@ -30,7 +30,8 @@ def test_a_byte_order_mark_is_no_error():
             b'name: "m"\n  colour: 3\n',
             'line 2, column 3: Message type "inference.ModelConfig" has no field named "colour"',
         ),
-        (b"input [ {\n name: 'x' data_type: TYPE_FLOAT } ]", 'line 2, column 23: Enum type "inference.DataType"'),
+        (b"input [ {\n name: 'x' data_type: TYPE_FLOAT } ]", "line 2, column 23: "),
+        (b"input [ {\n name: 'x' data_type: TYPE_FLOAT } ]", "has no value named TYPE_FLOAT"),
         (b"max_batch_size: 99999999999", "Value out of range"),
         (b'name: "m"\n\n\xff\xfe', "line 3, byte 1: expected UTF-8 text"),
         (b"input [ { name: ", "column"),
@@ -66,14 +67,13 @@ def test_a_config_that_is_a_folder_or_a_pipe_is_refused(disk):
     disk.model("pipe")
     os.mkfifo(disk.root / "pipe" / "config.pbtxt")
     for name in ("folder", "pipe"):
-        with pytest.raises(RepositoryError, match="cannot read config.pbtxt: not a regular file"):
+        with pytest.raises(RepositoryError, match=r"cannot read config\.pbtxt: not a regular file"):
             disk.repository.read(name)
 
 
-_WORDS = st.sampled_from(
-    ["name", "input", "dims", "max_batch_size", "dynamic_batching", "instance_group", "parameters", "optimization"]
-    + [":", "{", "}", "[", "]", ",", "-1", "0", "9" * 20, '"m"', "'", '"', "TYPE_FP32", "#", "\n", "<", ">", "\\377"]
-)
+_NAMES = "name input dims max_batch_size dynamic_batching instance_group parameters optimization TYPE_FP32"
+_MARKS = ': { } [ ] , < > -1 0 99999999999999999999 "m" \' " # \\377'
+_WORDS = st.sampled_from([*_NAMES.split(), *_MARKS.split(), "\n"])
 
 
 @settings(deadline=None, max_examples=300)
@@ -85,9 +85,7 @@ def test_any_bytes_give_a_config_or_a_refusal(data):
         str(refusal).encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    "text", [b"input{" * 50_000, b"[" * 50_000, b"input[" * 50_000, b"optimization{cuda{" * 20_000]
-)
+@pytest.mark.parametrize("text", [b"input{", b"[", b"input[", b"optimization{cuda{", b"<"])
 def test_deep_nesting_is_refused(text):
     with pytest.raises(RepositoryError):
-        parse_config(text, "m")
+        parse_config(text * 50_000, "m")

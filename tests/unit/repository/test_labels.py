@@ -4,7 +4,12 @@ import pytest
 
 from hone.errors import ConfigError
 
-CONFIG = "output [ { name: 'y' data_type: TYPE_FP32 dims: 3 label_filename: 'labels.txt' }, { name: 'z' data_type: TYPE_FP32 dims: 1 } ]"
+CONFIG = """
+output [
+  { name: 'y' data_type: TYPE_FP32 dims: 3 label_filename: 'labels.txt' },
+  { name: 'z' data_type: TYPE_FP32 dims: 1 }
+]
+"""
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_a_missing_file_names_the_field(disk):
 def test_other_encodings_name_the_line(disk):
     disk.model("m", CONFIG)
     disk.write("m/labels.txt", b"cat\nK\xe4se\n")
-    with pytest.raises(ConfigError, match="expected UTF-8 text in 'labels.txt', line 2 is not"):
+    with pytest.raises(ConfigError, match=r"expected UTF-8 text in 'labels\.txt', line 2 is not"):
         disk.repository.read("m")
 
 

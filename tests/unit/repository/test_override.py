@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.errors import ErrorKind, InvalidRequest, RepositoryError, Unsupported
+from hone.errors import ConfigError, ErrorKind, InvalidRequest, RepositoryError, Unsupported
 from hone.repository import ModelRepository
 from hone.repository.override import OverrideFolders
 from hone.types import LoadParameters
@@ -113,10 +113,17 @@ def test_too_many_files_are_refused(disk, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", ["{", '{"max_batch_size": -1}', '{"name": "other"}', '{"default_model_filename": "x"}']
+    ("config", "problem"),
+    [
+        ("{", InvalidRequest),
+        ('{"max_batch_size": -1}', ConfigError),
+        ('{"name": "other"}', RepositoryError),
+        ('{"default_model_filename": "x"}', RepositoryError),
+        ('{"version_policy": {"specific": {"versions": [2]}}}', InvalidRequest),
+    ],
 )
-def test_a_refused_load_leaves_nothing_behind(disk, tmp_path, config):
-    with pytest.raises((InvalidRequest, RepositoryError, Exception)):
+def test_a_refused_load_leaves_nothing_behind(disk, tmp_path, config, problem):
+    with pytest.raises(problem):
         disk.repository.read("m", LoadParameters(config=config, files=FILES))
     assert leftovers(tmp_path) == []
 

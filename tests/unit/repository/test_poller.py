@@ -140,7 +140,7 @@ def test_a_bad_model_is_tried_once_and_again_when_it_is_fixed(disk, server):
     assert sorted(server.loaded) == ["another", "bad", "good"]
 
 
-def test_a_served_model_that_turns_bad_and_back_is_not_forgotten(disk, server):
+def test_a_served_model_that_turns_bad_and_back_is_told_good_again(disk, server):
     disk.model("m", "max_batch_size: 1")
     server.settle()
     good = server.loaded["m"]
@@ -149,7 +149,8 @@ def test_a_served_model_that_turns_bad_and_back_is_not_forgotten(disk, server):
         assert server.settle() == ["m"]
         assert server.loaded["m"] == good
         disk.write("m/config.pbtxt", "max_batch_size: 1")
-        assert server.settle() == []
+        assert server.settle() == ["m"]
+        assert (server.loaded["m"], server.failed) == (good, {})
 
 
 def test_a_vanished_folder_unloads_once_it_stayed_away(disk, server):
@@ -201,6 +202,8 @@ def test_a_name_in_two_roots_unloads_and_comes_back(disk, tmp_path):
     result = [server.poll(), server.poll()]
     assert (result[0].unload, result[0].problems) == ([], {})
     assert (result[1].unload, result[1].problems) == (["m"], {"m": "model appears in two or more repositories"})
+    server.loaded["m"] = ""  # a server may list it with its problem
+    assert server.poll().unload == []
     shutil.rmtree(disk.root / "m")
     assert server.settle() == ["m"]
 
@@ -223,7 +226,7 @@ def test_an_unreadable_folder_keeps_serving_and_says_why(disk, server, monkeypat
         result = server.poll()
         assert (result.unload, result.problems) == ([], {"m": "cannot read the model's folder: Permission denied"})
     assert sorted(server.loaded) == ["m", "n"]
-    assert server.settle() == []
+    assert server.settle() == ["m"]  # told again, so that nobody goes on saying it is unreadable
     assert server.poll().problems == {}
 
 
@@ -254,7 +257,9 @@ def test_a_root_away_keeps_serving(disk, server):
         assert result.unload == []
     assert list(result.problems) == ["m"]
     disk.root.with_name("away").rename(disk.root)
-    assert server.settle() == []
+    num_hashed = disk.num_hashed
+    assert server.settle() == ["m"]
+    assert disk.num_hashed == num_hashed
 
 
 def test_links_that_lead_round_are_one_models_problem(disk, server):
@@ -280,7 +285,7 @@ def test_a_thousand_models_are_read_once_and_then_only_what_changed(disk, monkey
     assert disk.num_hashed == 2000  # reading a model uses the digests of the poll
 
     opened = []
-    monkeypatch.setattr("hone.repository.fingerprint.open_regular", lambda path: opened.append(path))
+    monkeypatch.setattr("hone.repository.fingerprint.open_regular", opened.append)
     listed = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))

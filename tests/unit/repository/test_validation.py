@@ -15,6 +15,14 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 16 ] } ]
 BATCH = "max_batch_size: 8" + IO
 
 
+def dynamic(rest: str) -> str:
+    return BATCH + f"dynamic_batching {{ {rest} }}"
+
+
+def metric(rest: str) -> str:
+    return BATCH + f"model_metrics {{ metric_control {{ {rest} }} }}"
+
+
 def x(rest: str) -> str:
     """An input as `rest` has it, in a config that is right otherwise."""
     return f"max_batch_size: 8 input [ {{ {rest} }} ] output [ {{ name: 'y' data_type: TYPE_FP32 dims: [ 16 ] }} ]"
@@ -56,28 +64,28 @@ REFUSED = [
     ),
     # dynamic batching
     (
-        BATCH + "dynamic_batching { preferred_batch_size: [ 4, 0 ] }",
+        dynamic("preferred_batch_size: [ 4, 0 ]"),
         "dynamic_batching.preferred_batch_size[1]",
         "found 0",
     ),
     (
-        BATCH + "dynamic_batching { preferred_batch_size: [ -1 ] }",
+        dynamic("preferred_batch_size: [ -1 ]"),
         "dynamic_batching.preferred_batch_size[0]",
         "found -1",
     ),
     (
-        BATCH + "dynamic_batching { preferred_batch_size: [ 4, 9 ] }",
+        dynamic("preferred_batch_size: [ 4, 9 ]"),
         "dynamic_batching.preferred_batch_size[1]",
         "expected at most max_batch_size, which is 8, found 9",
     ),
     (IO + "dynamic_batching { preferred_batch_size: 2 }", "dynamic_batching.preferred_batch_size[0]", "which is 0"),
-    (BATCH + "dynamic_batching { priority_levels: 2 }", "dynamic_batching.default_priority_level", "1 to 2, found 0"),
+    (dynamic("priority_levels: 2"), "dynamic_batching.default_priority_level", "1 to 2, found 0"),
     (
-        BATCH + "dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+        dynamic("priority_levels: 2 default_priority_level: 3"),
         "dynamic_batching.default_priority_level",
         "1 to 2, found 3",
     ),
-    (BATCH + "dynamic_batching { default_priority_level: 1 }", "dynamic_batching.default_priority_level", "found 1"),
+    (dynamic("default_priority_level: 1"), "dynamic_batching.default_priority_level", "found 1"),
     (
         BATCH
         + "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} } }",
@@ -91,26 +99,27 @@ REFUSED = [
         "expected a level of 1 to 2",
     ),
     (
-        BATCH + "dynamic_batching { priority_queue_policy { key: 1 value {} } }",
+        dynamic("priority_queue_policy { key: 1 value {} }"),
         "dynamic_batching.priority_queue_policy[1]",
         "none where priority_levels is 0",
     ),
     (
-        BATCH + "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+        dynamic("preserve_ordering: true priority_levels: 2 default_priority_level: 1"),
         "dynamic_batching.priority_levels",
         "at most 1 where preserve_ordering is true",
     ),
     (
-        BATCH
-        + "dynamic_batching { preserve_ordering: true"
-        + " default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 } }",
+        dynamic(
+            "preserve_ordering: true default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 }"
+        ),
         "dynamic_batching.default_queue_policy.timeout_action",
         "expected REJECT",
     ),
     (
-        BATCH
-        + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1"
-        + " priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 5 } } }",
+        dynamic(
+            "preserve_ordering: true priority_levels: 1 default_priority_level: 1"
+            " priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 5 } }"
+        ),
         "dynamic_batching.priority_queue_policy[1].timeout_action",
         "expected REJECT",
     ),
@@ -152,7 +161,7 @@ REFUSED = [
     (BATCH + "version_policy { specific { } }", "version_policy.specific.versions", "found none"),
     (BATCH + "version_policy { specific { versions: [ 1, 0 ] } }", "version_policy.specific.versions[1]", "found 0"),
     (
-        BATCH + "dynamic_batching { priority_levels: 100000 default_priority_level: 1 }",
+        dynamic("priority_levels: 100000 default_priority_level: 1"),
         "dynamic_batching.priority_levels",
         "",
     ),
@@ -168,18 +177,17 @@ REFUSED = [
     ),
     (BATCH + "metric_tags { key: 'a b' value: 'c' }", 'metric_tags["a b"]', "letters, digits"),
     (
-        BATCH + "model_metrics { metric_control { } }",
+        metric(""),
         "model_metrics.metric_control[0].metric_identifier.family",
         "none",
     ),
     (
-        BATCH + "model_metrics { metric_control { metric_identifier { family: 'f' } } }",
+        metric("metric_identifier { family: 'f' }"),
         "model_metrics.metric_control[0].histogram_options.buckets",
         "found none",
     ),
     (
-        BATCH
-        + "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [ 2, 1 ] } } }",
+        metric("metric_identifier { family: 'f' } histogram_options { buckets: [ 2, 1 ] }"),
         "model_metrics.metric_control[0].histogram_options.buckets",
         "increasing",
     ),
@@ -222,26 +230,25 @@ ACCEPTED = [
     BATCH + "platform: 'onnxruntime_onnx' backend: 'onnxruntime' default_model_filename: 'net.onnx'",
     x("name: 'x' data_type: TYPE_FP32 dims: [ 2, 4, -1, 6 ] reshape { shape: [ 8, -1, 1, 6 ] }"),
     x("name: 'x' data_type: TYPE_FP32 dims: [ 1 ] reshape { }"),
-    BATCH + "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }",
+    dynamic("preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100"),
     # the size that auto-completion will find is not known yet
     "dynamic_batching { preferred_batch_size: [ 4 ] }",
-    BATCH
-    + "dynamic_batching { priority_levels: 2 default_priority_level: 1"
-    + " priority_queue_policy { key: 2 value { max_queue_size: 3 allow_timeout_override: true } } }",
-    BATCH
-    + "instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_AUTO }, { kind: KIND_MODEL host_policy: 'h' } ]",
+    dynamic(
+        "priority_levels: 2 default_priority_level: 1"
+        " priority_queue_policy { key: 2 value { max_queue_size: 3 allow_timeout_override: true } }"
+    ),
+    BATCH + "instance_group [ { count: 2 kind: KIND_CPU }, {}, { kind: KIND_MODEL host_policy: 'h' } ]",
     # of no effect on a CPU
     BATCH + "optimization { cuda { graphs: true graph_spec { batch_size: 1 } } input_pinned_memory { enable: false } }",
-    BATCH
-    + "optimization { graph { level: 1 } priority: PRIORITY_MAX gather_kernel_buffer_threshold: 1 eager_batching: true }",
+    BATCH + "optimization { graph { level: 1 } priority: PRIORITY_MAX gather_kernel_buffer_threshold: 1 }",
+    BATCH + "optimization { eager_batching: true output_pinned_memory { enable: true } }",
     BATCH + "cc_model_filenames { key: '8.0' value: 'a.onnx' } metric_tags { key: 'team' value: 'a b' }",
     BATCH + "parameters { key: 'intra_op_thread_count' value { string_value: '2' } }",
-    BATCH
-    + "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [ 1, 2 ] } } }",
+    metric("metric_identifier { family: 'f' } histogram_options { buckets: [ 1, 2 ] }"),
     BATCH + "response_cache { enable: false } model_transaction_policy { decoupled: false }",
     BATCH + "version_policy { latest { num_versions: 3 } }",
-    BATCH
-    + "model_warmup { name: 'w' batch_size: 8 inputs { key: 'x' value { data_type: TYPE_FP32 dims: 16 random_data: true } } }",
+    BATCH + "model_warmup { batch_size: 8 inputs { key: 'x' value { data_type: TYPE_BOOL dims: 9 zero_data: true } } }",
+    BATCH + "model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: 16 input_data_file: 'a/b' } } }",
 ]
 
 

@@ -66,7 +66,8 @@ def test_random_data_of_every_datatype(disk, datatype):
 def test_without_batching_dims_are_the_whole_shape(disk):
     inputs = [TensorSpec("x", "INT32", (2, 3)), TensorSpec("s", "FP32", ())]
     warmup = (
-        "model_warmup { batch_size: 1 inputs { key: 'x' value { data_type: TYPE_INT32 dims: [ 2, 3 ] zero_data: true } }"
+        "model_warmup { batch_size: 1"
+        " inputs { key: 'x' value { data_type: TYPE_INT32 dims: [ 2, 3 ] zero_data: true } }"
         " inputs { key: 's' value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }"
     )
     (sample,) = samples(disk, warmup, inputs, [TensorSpec("y", "FP32", (1,))], "")
