@@ -56,7 +56,7 @@ lint: setup-dev ## ruff and mypy
 	@$(VENV)/bin/ruff check $(wildcard $(LINTED))
 	@$(VENV)/bin/ruff format --check $(wildcard $(LINTED))
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/mypy $(wildcard examples/models)
+	@$(VENV)/bin/mypy examples benchmarks deploy
 
 format: setup-dev ## let ruff format and fix what it can
 	@$(VENV)/bin/ruff format $(wildcard $(LINTED))

@@ -53,7 +53,13 @@ def serve(settings: Settings) -> int:
     log_control = configure(settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Application(settings, log_control).run())
+            application = Application(settings, log_control)
+            code = runner.run(application.run())
+            if not application.ended_cleanly:
+                # A thread is inside an engine and cannot be ended: leaving the interpreter would wait for it.
+                log_control.close(_FLUSH_SECONDS)
+                os._exit(code)
+            return code
     finally:
         log_control.close(_FLUSH_SECONDS)
 
@@ -76,7 +82,10 @@ class Application:
 
     def __init__(self, settings: Settings, log_control: LogControl) -> None:
         self._settings = settings
+        self._log_control = log_control
         self._stop = asyncio.Event()
+        self.ended_cleanly = True
+        """False when engines or loads still ran at the exit timeout."""
         self._repository = ModelRepository(
             settings.model_repository,
             config_name=settings.model_config_name,
@@ -128,8 +137,8 @@ class Application:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         started = time.monotonic()
         following: asyncio.Task[None] | None = None
         try:
@@ -155,6 +164,14 @@ class Application:
             if following is not None:
                 following.cancel()
             await self._close()
+
+    def _interrupt(self) -> None:
+        """Stop; and at once when a person asks a second time."""
+        if self._stop.is_set():
+            _log.warning("interrupted again: requests in flight are cut")
+            self._log_control.close(_FLUSH_SECONDS)
+            os._exit(128 + signal.SIGINT)
+        self._stop.set()
 
     async def _listen(self) -> None:
         """Bind all ports before any model loads: liveness answers at once, and a taken port is told at once.
@@ -228,7 +245,7 @@ class Application:
         await asyncio.gather(
             self._http.stop(self._settings.exit_timeout_secs), self._grpc.stop(self._settings.exit_timeout_secs)
         )
-        await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
+        self.ended_cleanly = await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
         await self._metrics_http.stop(_FLUSH_SECONDS)
         self._http_app.close()
         self._regions.close()

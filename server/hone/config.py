@@ -6,8 +6,10 @@ Names are Triton's flags with underscores where Triton has the flag. Each field'
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -152,7 +154,7 @@ class Settings(BaseModel):
         default="", description="OTLP/HTTP endpoint for OpenTelemetry traces; empty for none."
     )
     trace_rate: int = Field(
-        default=1000, ge=1, description="One in this many requests is traced, beside those with a sampled traceparent."
+        default=1000, ge=0, description="One in this many requests is traced, beside those with a sampled traceparent."
     )
 
     # --- tuning (accepted from the start; see --tuning in the manual)
@@ -176,13 +178,19 @@ class Settings(BaseModel):
     @field_validator("http_header_forward_pattern", "grpc_header_forward_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str) -> str:
-        import re
-
         try:
             re.compile(pattern)
         except re.error as problem:
             raise ValueError(f"not a regular expression: {problem}") from problem
         return pattern
+
+    @field_validator("trace_otlp_endpoint")
+    @classmethod
+    def _endpoint_is_url(cls, endpoint: str) -> str:
+        parts = urlsplit(endpoint)
+        if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("expected a URL such as http://127.0.0.1:4318")
+        return endpoint
 
     @model_validator(mode="after")
     def _tls_is_complete(self) -> Self:

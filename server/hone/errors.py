@@ -158,13 +158,10 @@ class EngineError(HoneError):
 def missing_inputs(
     model: str, required: int, optional: int, given: Sequence[str], missing: Sequence[str]
 ) -> InvalidRequest:
-    expected = f"{required}" if not optional else f"between {required} and {required + optional}"
-    names = f" Got input(s) {list(given)!r}," if given else ""
-    lacking = (
-        f" but missing required input(s) {list(missing)!r}. Please provide all required input(s)." if missing else ""
-    )
+    count = f"{required} inputs" if not optional else f"number of inputs between {required} and {required + optional}"
     return InvalidRequest(
-        f"expected {expected} inputs but got {len(given)} inputs for model '{model}'.{names}{lacking}"
+        f"expected {count} but got {len(given)} inputs for model '{model}'. Got input(s) {list(given)!r},"
+        f" but missing required input(s) {list(missing)!r}. Please provide all required input(s)."
     )
 
 

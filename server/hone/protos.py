@@ -1,6 +1,7 @@
 """The one place that imports tritonclient: its generated messages, so that they are registered once per process.
 
-Importing `tritonclient.grpc` would pull in its client; the generated modules alone cost a few milliseconds.
+That also runs the client package's own `__init__` (about 0.1 s, mostly ml_dtypes, which the server needs anyway): a
+second copy of the messages would clash with it in protobuf's registry as soon as somebody imports both.
 """
 
 from __future__ import annotations

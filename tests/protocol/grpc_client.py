@@ -8,11 +8,10 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
-
 from tests.protocol.wire import Answer, Input, Output, Tensor, Typed, from_raw
 from tests.running import DEADLINE_SECONDS
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 FIELDS = {
     "BOOL": "bool_contents",
@@ -182,9 +181,7 @@ class GrpcClient:
         method = f"CudaSharedMemory{call.capitalize()}"
         return self.call(method, getattr(pb, f"{method}Request")(name=region), headers)
 
-    def _call(
-        self, method: str, request: Any, headers: Mapping[str, str] | None, **options: Any
-    ) -> tuple[Answer, Any]:
+    def _call(self, method: str, request: Any, headers: Mapping[str, str] | None, **options: Any) -> tuple[Answer, Any]:
         metadata = tuple((name.lower(), value) for name, value in (headers or {}).items())
         options.setdefault("timeout", DEADLINE_SECONDS)
         try:

@@ -83,7 +83,9 @@ class OnnxRuntimeEngine:
             settings.graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
         try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False)
+            session = ort.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False
+            )
         except Exception as problem:  # its exceptions have no common root below Exception
             raise EngineError(_reason(problem, path)) from problem
         return cls(session)

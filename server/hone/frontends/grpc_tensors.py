@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -28,6 +29,7 @@ _CONTENTS_FIELDS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
+_FIXED_SIZE = {name: (dtype, dtype.itemsize) for name, dtype in NUMPY_DTYPES.items() if name != BYTES}
 #: Types that travel in a wider field, whose values may therefore be out of their range.
 _NARROWED = {"INT8": np.int32, "INT16": np.int32, "UINT8": np.uint32, "UINT16": np.uint32}
 
@@ -60,16 +62,18 @@ def from_raw(model: str, name: str, datatype: str, shape: Shape, content: Buffer
 
     Raises InvalidRequest where datatype, shape and size do not fit each other.
     """
-    count = checked_size(model, name, datatype, shape)
-    if datatype == BYTES:
+    fixed = _FIXED_SIZE.get(datatype)
+    if fixed is None:
+        count = checked_size(model, name, datatype, shape)
         return _shaped(from_length_prefixed(name, content, count), shape, model, name)
-    dtype = NUMPY_DTYPES[datatype]
-    expected = count * dtype.itemsize
-    if len(content) != expected:
-        raise input_byte_size(model, name, expected, len(content))
+    dtype, itemsize = fixed
     try:
+        if math.prod(shape) * itemsize != len(content):
+            raise input_byte_size(model, name, checked_size(model, name, datatype, shape) * itemsize, len(content))
         array: Array = np.ndarray(shape, dtype, content)
     except ValueError as problem:
+        # Negative dimensions whose product fits come to here, too.
+        checked_size(model, name, datatype, shape)
         raise _unusable_shape(model, name, shape, problem) from problem
     if datatype == "BOOL":
         # Bytes above 1 are true, and engines may count on true being 1.

@@ -36,16 +36,21 @@ class DirectScheduler:
         self._slot = slot
         self._executor = executor
         self._statistics = statistics
+        self._num_outstanding = 0
 
     def submit(self, pending: Pending) -> None:
-        self._statistics.num_pending += 1
+        self._num_outstanding += 1
+        if self._num_outstanding > self._executor.num_instances:
+            self._statistics.num_pending += 1
         self._executor.submit(BatchExecution(self._slot, (pending,), self._delivered))
 
     def cancel(self, pending: Pending) -> None:
         pending.cancelled = True
 
     def _delivered(self, execution: BatchExecution) -> None:
-        self._statistics.num_pending -= 1
+        if self._num_outstanding > self._executor.num_instances:
+            self._statistics.num_pending -= 1
+        self._num_outstanding -= 1
         if execution.num_rows:
             self._statistics.record_execution(
                 execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,16 @@ from hone.serving.slot import Slot
 from hone.types import BYTES, NUMPY_DTYPES, Array, Engine, InferRequest
 
 _log = logging.getLogger(__name__)
+
+
+class ReplyFuture(Protocol):
+    """Where the outputs of a request, or its error, are put; on the event loop."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: dict[str, Array], /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
 
 
 class Pending:
@@ -47,7 +58,7 @@ class Pending:
         batch_size: int,
         key: object,
         output_names: tuple[str, ...],
-        future: asyncio.Future[dict[str, Array]],
+        future: ReplyFuture,
     ) -> None:
         self.request = request
         self.arrays = arrays

@@ -8,8 +8,10 @@ wake-up for all that finished since the last (a wake-up costs more than a small 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -21,6 +23,8 @@ from hone.types import Array, Engine, EngineInstance
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 30.0
+#: How long results may wait for those of further requests that are in the queue already.
+BUNCH_NS = 100_000
 
 
 class BatchBuffers:
@@ -88,6 +92,11 @@ class DeviceExecutor:
         self._threads: set[threading.Thread] = set()
         self._num_outstanding = 0
         self._closed = False
+        self._ended = asyncio.Event()
+
+    @property
+    def num_threads(self) -> int:
+        return len(self._threads)
 
     def submit(self, execution: Execution) -> None:
         with self._lock:
@@ -101,18 +110,19 @@ class DeviceExecutor:
                 thread.start()
 
     async def close(self) -> None:
-        """Finish what was submitted, then end the threads."""
+        """Finish what was submitted, then end the threads. Waits as long as the engine does; may be cancelled."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
             for _ in threads:
                 self._inbox.put(None)
-        for thread in threads:
-            await asyncio.to_thread(thread.join)
+        if threads:
+            await self._ended.wait()
         self._deliver_finished()
 
     def _work(self) -> None:
         state = ThreadState()
+        bunch_end_ns = 0
         while True:
             try:
                 execution = self._inbox.get(timeout=self._idle_seconds)
@@ -123,16 +133,27 @@ class DeviceExecutor:
                     self._threads.discard(threading.current_thread())
                     return
             if execution is None:
+                self._end_thread()
                 return
+            if not self._finished:
+                bunch_end_ns = time.monotonic_ns() + BUNCH_NS
             try:
                 execution.run(state)
             except BaseException:  # a fault of hone: the execution reports it to its requests when delivered
                 _log.exception("execution of %s broke its contract", self.name)
             self._finished.append(execution)
             del execution
-            if not self._wake_pending:
+            if not self._wake_pending and (self._inbox.empty() or time.monotonic_ns() > bunch_end_ns):
                 self._wake_pending = True
                 self._loop.call_soon_threadsafe(self._deliver_finished)
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+            last = not self._threads
+        if last:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ended.set)
 
     def _deliver_finished(self) -> None:
         # The flag falls before the queue is emptied: a thread that finishes meanwhile asks for a wake-up of its own.

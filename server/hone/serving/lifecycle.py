@@ -76,6 +76,7 @@ class ModelLifecycle:
         self._retirements: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._users: Counter[Path] = Counter()
+        self._running: list[Callable[..., object]] = []
 
     async def load(self, name: str, parameters: LoadParameters = _AS_ON_DISK) -> None:
         """Load a model, or reload it where its files or configuration changed.
@@ -112,37 +113,46 @@ class ModelLifecycle:
     async def unload(self, name: str) -> None:
         """Stop serving a model; unknown names are no error. Requests in flight finish."""
         async with self._lock(name):
-            entry = self._registry.entry(name)
-            if entry is None:
-                return
-            entry.wanted = False
-            entry.problem = ""
-            retired = list(entry.served.values())
-            self._registry.publish(name, {})
-            for version, status in entry.statuses.items():
-                if version in {model.version for model in retired}:
-                    status.state, status.reason = ModelState.UNLOADING, ""
-                else:
-                    status.state, status.reason = ModelState.UNAVAILABLE, "unloaded"
-            for model in retired:
-                self._retire(model, entry.statuses.get(model.version))
+            self._unload(name)
+
+    def _unload(self, name: str) -> None:
+        entry = self._registry.entry(name)
+        if entry is None:
+            return
+        entry.wanted = False
+        entry.problem = ""
+        retired = entry.served
+        self._registry.publish(name, {})
+        for version, status in entry.statuses.items():
+            if version in retired:
+                status.state, status.reason = ModelState.UNLOADING, ""
+            else:
+                status.state, status.reason = ModelState.UNAVAILABLE, "unloaded"
+        for version, model in retired.items():
+            self._retire(model, entry.statuses.get(version))
 
     async def forget(self, name: str) -> None:
         """Unload a model whose folder is gone, and drop it from the index."""
         await self.unload(name)
         self._registry.forget(name)
 
-    async def close(self, timeout_seconds: float) -> None:
-        """Retire everything; after `timeout_seconds` stop waiting for requests still in flight."""
+    async def close(self, timeout_seconds: float) -> bool:
+        """Retire everything, for at most `timeout_seconds`. False when requests or loads still ran then."""
+        for task in self._tasks:
+            task.cancel()
         for name in self._registry.names():
-            await self.unload(name)
+            self._unload(name)
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+        late: set[asyncio.Task[None]] = set()
         if self._retirements:
             _, late = await asyncio.wait(self._retirements, timeout=timeout_seconds)
             for task in late:
                 task.cancel()
-            if late:
-                _log.warning("%d model versions still had requests in flight at the exit timeout", len(late))
-        self._loaders.shutdown(wait=False, cancel_futures=True)
+        if late:
+            _log.warning("%d model version(s) still had requests in flight at the exit timeout", len(late))
+        if self._running:
+            _log.warning("%d load(s) still ran at the end", len(self._running))
+        return not late and not self._running
 
     async def _load_versions(self, name: str, entry: ModelEntry, definition: ModelDefinition) -> None:
         kept: dict[int, ServedModel] = {}
@@ -273,4 +283,11 @@ class ModelLifecycle:
         return lock
 
     async def _call(self, function: Callable[..., _T], *args: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._loaders, function, *args)
+        def run() -> _T:
+            self._running.append(function)  # appending and popping are atomic: loader threads share the list
+            try:
+                return function(*args)
+            finally:
+                self._running.pop()
+
+        return await asyncio.get_running_loop().run_in_executor(self._loaders, run)

@@ -16,7 +16,7 @@ from hone.metrics import ModelStatistics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition, protocol_datatype, to_client, to_engine
 from hone.serving.batcher import BatchPolicy, DirectScheduler, DynamicBatcher, Scheduler
-from hone.serving.execution import Pending
+from hone.serving.execution import Pending, ReplyFuture
 from hone.serving.executor import DeviceExecutor
 from hone.serving.slot import Slot
 from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata
@@ -74,6 +74,7 @@ class ServedModel:
     ) -> None:
         name = definition.name
         self.name = name
+        self.loop = loop
         self.definition = definition
         self.version = version
         self.version_text = str(version)
@@ -145,7 +146,7 @@ class ServedModel:
 
     # --- requests
 
-    def admit(self, request: InferRequest, future: asyncio.Future[dict[str, Array]]) -> Pending:
+    def admit(self, request: InferRequest, future: ReplyFuture) -> Pending:
         """Check the request against the model and bring its arrays into the engine's shapes, without copying.
 
         Raises InvalidRequest in Triton's words (rows 15 to 25 of the error table).

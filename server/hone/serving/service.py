@@ -22,6 +22,7 @@ from hone.serving.execution import Pending
 from hone.serving.lifecycle import ModelLifecycle
 from hone.serving.model import ServedModel
 from hone.serving.registry import ModelRegistry
+from hone.serving.reply import Reply
 from hone.serving.shared_memory import SharedMemoryRegions
 from hone.tracing import TraceControl, Tracer
 from hone.types import (
@@ -101,40 +102,45 @@ class InferenceService:
 
         Raises InvalidRequest, QueueFull, QueueTimeout, EngineError and what shared memory raises.
         """
-        statistics = lease.statistics
-        began_ns = request.received_ns or time.monotonic_ns()
-        future: asyncio.Future[dict[str, Array]] = asyncio.get_running_loop().create_future()
+        if not request.received_ns:
+            request.received_ns = time.monotonic_ns()
+        reply = Reply(lease.loop)
         pending: Pending | None = None
         try:
-            pending = lease.admit(request, future)
+            pending = lease.admit(request, reply)
             lease.scheduler.submit(pending)
-            arrays = await future
-            response = self._respond(lease, request, pending, arrays)
+            response = self._respond(lease, request, await reply)
         except asyncio.CancelledError:
             if pending is not None:
                 lease.scheduler.cancel(pending)
-            statistics.record_failure(request.protocol, "CANCELED", time.monotonic_ns() - began_ns)
+            self._record_failure(lease, request, pending, "CANCELED", "cancelled by the client")
             raise
         except HoneError as problem:
-            statistics.record_failure(request.protocol, _reason(problem), time.monotonic_ns() - began_ns)
+            self._record_failure(lease, request, pending, _reason(problem), str(problem))
             raise
         ended_ns = time.monotonic_ns()
-        statistics.record_request(
+        lease.statistics.record_request(
             request.protocol,
             pending.batch_size,
-            ended_ns - began_ns,
+            ended_ns - request.received_ns,
             pending.queue_ns,
             pending.input_ns,
             pending.infer_ns,
             pending.output_ns,
         )
         if self._tracer is not None:
-            self._trace(self._tracer, lease, request, pending, ended_ns)
+            _trace(self._tracer, lease, request, pending, ended_ns)
         return response
 
-    def _respond(
-        self, lease: ServedModel, request: InferRequest, pending: Pending, arrays: dict[str, Array]
-    ) -> InferResponse:
+    def _record_failure(
+        self, lease: ServedModel, request: InferRequest, pending: Pending | None, reason: str, problem: str
+    ) -> None:
+        ended_ns = time.monotonic_ns()
+        lease.statistics.record_failure(request.protocol, reason, ended_ns - request.received_ns)
+        if self._tracer is not None:
+            _trace(self._tracer, lease, request, pending, ended_ns, error=problem)
+
+    def _respond(self, lease: ServedModel, request: InferRequest, arrays: dict[str, Array]) -> InferResponse:
         if request.outputs:
             outputs = [self._output(lease, wanted, arrays[wanted.name]) for wanted in request.outputs]
         else:
@@ -165,24 +171,6 @@ class InferenceService:
             place.byte_size = len(data)
             output.region = place
         return output
-
-    def _trace(
-        self,
-        tracer: Tracer,
-        lease: ServedModel,
-        request: InferRequest,
-        pending: Pending,
-        ended_ns: int,
-    ) -> None:
-        compute_ns = pending.queued_at_ns + pending.queue_ns
-        tracer.record(
-            request,
-            lease.version_text,
-            queue_start_ns=pending.queued_at_ns,
-            compute_start_ns=compute_ns,
-            compute_end_ns=compute_ns + pending.input_ns + pending.infer_ns + pending.output_ns,
-            end_ns=ended_ns,
-        )
 
     # --- health and metadata
 
@@ -304,6 +292,28 @@ class InferenceService:
     def refuse(self) -> None:
         """Refuse new inference requests."""
         self._registry.stop()
+
+
+def _trace(
+    tracer: Tracer,
+    lease: ServedModel,
+    request: InferRequest,
+    pending: Pending | None,
+    ended_ns: int,
+    error: str | None = None,
+) -> None:
+    queued_at_ns = pending.queued_at_ns if pending is not None else 0
+    ran = pending is not None and pending.queue_ns > 0
+    compute_ns = queued_at_ns + pending.queue_ns if pending is not None and ran else 0
+    tracer.record(
+        request,
+        lease.version_text,
+        queue_start_ns=queued_at_ns,
+        compute_start_ns=compute_ns,
+        compute_end_ns=compute_ns + pending.input_ns + pending.infer_ns + pending.output_ns if pending and ran else 0,
+        end_ns=ended_ns,
+        error=error,
+    )
 
 
 def _reason(problem: HoneError) -> str:

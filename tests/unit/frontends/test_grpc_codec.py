@@ -188,9 +188,11 @@ def test_unknown_datatype():
     )
 
 
-def test_negative_dimension():
-    assert refusal(request_of("FP32", (2, -1), bytes(4))) == (
-        "All input dimensions should be specified for input 'I' for model 'M', got [2, -1]"
+@pytest.mark.parametrize(("shape", "raw"), [((2, -1), bytes(4)), ((-2, -1), bytes(8)), ((-1,), b"")])
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_negative_dimensions(shape, raw, datatype):
+    assert refusal(request_of(datatype, shape, raw)) == (
+        f"All input dimensions should be specified for input 'I' for model 'M', got {list(shape)}"
     )
 
 

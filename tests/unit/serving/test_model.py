@@ -25,11 +25,11 @@ A, B, C = ("FP32", np.zeros(4, np.float32)), ("INT32", np.zeros(3, np.int32)), (
     [
         (
             {"A": A},
-            r"expected between 2 and 3 inputs but got 1 inputs for model 'm'. Got input\(s\) \['A'\], but missing",
+            r"expected number of inputs between 2 and 3 but got 1 inputs for model 'm'. Got input\(s\) \['A'\], but missing",
         ),
         (
             {},
-            r"expected between 2 and 3 inputs but got 0 inputs for model 'm'. but missing required input\(s\)",
+            r"expected number of inputs between 2 and 3 but got 0 inputs for model 'm'. Got input\(s\) \[\], but missing required input\(s\)",
         ),
         ({"A": A, "B": B, "Z": C}, "unexpected inference input 'Z' for model 'm'"),
         ({"A": A, "B": A}, "inference input 'B' data-type is 'FP32', but model 'm' expects 'INT32'"),
