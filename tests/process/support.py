@@ -43,7 +43,8 @@ def is_known(server: RunningServer, model: str) -> bool:
 
 
 def num_loads(server: RunningServer, model: str, version: int = 1) -> int:
-    """Times a version was loaded, by the log."""
+    """Times a version was loaded, by the log. The log is written a little later than things happen: `wait_until` it
+    says what should have happened; what should not have cannot come after `let_polls_pass`."""
     return server.log.count(f"loaded {model} version {version} in ")
 
 
@@ -53,7 +54,7 @@ def let_polls_pass(server: RunningServer, repository: Path, name: str = "marker"
     It takes a new model after two equal looks: so one is put there, and awaited.
     """
     models.write_model(repository, name, models.identity())
-    wait_until(lambda: is_serving(server, name), f"poller loads '{name}'")
+    wait_until(lambda: is_serving(server, name) and num_loads(server, name), f"poller loads '{name}'")
 
 
 def infer_request(

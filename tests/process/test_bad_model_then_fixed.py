@@ -54,6 +54,7 @@ def test_bad_at_the_start(repository: Path) -> None:
             wait_until(lambda name=name: answers(server, name, 4.0), f"{name} is picked up once it is fixed")
             assert not reasons(server.index(), name)
         wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "ready again")
+        let_polls_pass(server, repository, "second")
         assert num_loads(server, "good") == 1
 
 
@@ -62,11 +63,13 @@ def test_bad_later(repository: Path, name: str) -> None:
     models.write_model(repository, "good", models.scale(2.0))
     with run_server(repository, *POLL) as server:
         write_bad(repository, name)
-        wait_until(lambda: reasons(server.index(), name), "the index says why")
+        wait_until(lambda: reasons(server.index(), name), "the index says why", seconds=20)
+        let_polls_pass(server, repository, "first")
         num_warnings = server.log.count(f"model {name}:")
-        let_polls_pass(server, repository)
+        let_polls_pass(server, repository, "second")
         assert server.log.count(f"model {name}:") == num_warnings, "tried again only when its files change"
         assert answers(server, "good", 2.0)
         fix(repository, name)
         wait_until(lambda: answers(server, name, 4.0), "picked up once it is fixed")
+        let_polls_pass(server, repository, "third")
         assert num_loads(server, "good") == 1

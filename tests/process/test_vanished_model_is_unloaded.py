@@ -24,6 +24,7 @@ def test_folder_removed(repository: Path) -> None:
         assert answers(server, "stays", 3.0)
         models.write_model(repository, "goes", models.scale(5.0))
         wait_until(lambda: answers(server, "goes", 5.0), "it comes back with its folder")
+        let_polls_pass(server, repository)
         assert num_loads(server, "stays") == 1
 
 

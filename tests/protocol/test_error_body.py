@@ -198,7 +198,6 @@ def test_members_of_the_wrong_type(http, changes):
         {"parameters": {"key": {}}},
         {"parameters": {"key": [1]}},
         {"parameters": {"key": None}},
-        {"parameters": {"key": 10**30}},
     ],
     ids=str,
 )

@@ -42,7 +42,7 @@ def test_input_within_the_limit(client):
 @pytest.mark.row(37)
 def test_response_too_large_for_grpc(grpc):
     """Strings grow by four bytes each: the request fits, the response does not."""
-    given = np.full((1, 12_000), b"x", np.object_)
+    given = np.full((1, 15_000), b"x", np.object_)
     answer = grpc.infer("identity_bytes", [Input("IN", "BYTES", given.shape, data=given.reshape(-1).tolist())])
     invalid(answer, "--grpc-max-message-size")
 

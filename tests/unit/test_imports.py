@@ -73,7 +73,7 @@ def test_imports_point_down(path):
         return
     for module in imports_of(path):
         part = part_of(module) if module.split(".")[0] == "hone" else ""
-        if not part or part == own or part == "__version__":
+        if part in ("", own, "__version__"):
             continue
         assert part in RANK, f"{relative} imports hone.{part}, which has no layer"
         if own in FOUNDATION and part in FOUNDATION:

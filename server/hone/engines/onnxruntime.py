@@ -6,12 +6,17 @@ Sessions run on one intra-op thread pool shared by the whole process, so that a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# ONNX Runtime 1.32 reports its use to its maker and keeps files in the user's home, from import on, unless told not to.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 import onnxruntime as ort
 
 from hone.engines.base import view_memory

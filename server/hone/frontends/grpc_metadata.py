@@ -75,7 +75,8 @@ def restrictions(settings: Settings) -> dict[str, Restriction]:
 
 
 class CallHeaders:
-    """Reads what a request takes from its call's metadata; does nothing at all where nothing is asked for."""
+    """What a request takes from its call's metadata: keys that match the pattern in full become parameters, and the
+    traceparent is read where there is tracing. `wanted` is False where there is nothing to do."""
 
     def __init__(self, settings: Settings) -> None:
         pattern = settings.grpc_header_forward_pattern
@@ -90,7 +91,7 @@ class CallHeaders:
         for key, value in _text_only(context.invocation_metadata() or ()):
             if self._traces and key == "traceparent":
                 traceparent = value
-            if self._pattern is not None and self._pattern.search(key):
+            if self._pattern is not None and self._pattern.fullmatch(key):
                 forwarded[key] = value
         return forwarded or None, traceparent
 

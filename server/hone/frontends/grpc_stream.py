@@ -35,7 +35,10 @@ MAX_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Requests read and not yet answered on one stream. One request is let in whatever its size."""
+    """Requests read and not yet answered on one stream, and the bytes of these and of answers not yet written.
+
+    One request is let in whatever its size.
+    """
 
     max_requests: int = MAX_REQUESTS
     max_bytes: int = MAX_BYTES
@@ -133,7 +136,7 @@ class _Stream:
             if isinstance(answer, Exception):
                 return answer
             await self._context.write(answer)
-            self._window.leave(size)
+            self._window.leave(size + len(answer))
         if not reader.cancelled():
             reader.result()
         return ServerStopping() if self._closed_by_server else None
@@ -155,7 +158,6 @@ class _Stream:
                 response = await self._service.infer(lease, request)
                 encoded = stream_response(encode_infer_response(response, final=True))
             check_response_size(len(encoded), self._max_message_size)
-            return encoded
         except Exception as problem:
             if self._errors_end_stream:
                 return problem
@@ -166,8 +168,9 @@ class _Stream:
                 failure.infer_response.id = proto.id
                 failure.infer_response.model_name = proto.model_name
             failure.infer_response.parameters["triton_final_response"].bool_param = True
-            encoded_failure: bytes = failure.SerializeToString()
-            return encoded_failure
+            encoded = failure.SerializeToString()
+        self._window.hold(len(encoded))
+        return encoded
 
     async def _cancel_rest(self, reader: asyncio.Task[None]) -> None:
         """End what is still running: nothing after the last answer, all of it when the client is gone."""
@@ -192,6 +195,11 @@ class _Window:
 
     def enter(self, size: int) -> None:
         self._num_requests += 1
+        self._num_bytes += size
+        self._update()
+
+    def hold(self, size: int) -> None:
+        """An answer waits for its turn, or for a client that does not read."""
         self._num_bytes += size
         self._update()
 

@@ -19,10 +19,10 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
-from hone.errors import HoneError, InternalError, InvalidRequest, LoadFailed, ModelNotInRepository
+from hone.errors import HoneError, InternalError, LoadFailed, ModelNotInRepository
 from hone.metrics import Metrics
 from hone.protos import config_pb
-from hone.repository import ModelDefinition, ModelRepository, complete, warmup_samples
+from hone.repository import ModelDefinition, ModelRepository, check_model_name, complete, warmup_samples
 from hone.serving.model import ServedModel, fingerprint_of
 from hone.serving.registry import ModelEntry, ModelRegistry, ModelState, VersionStatus
 from hone.types import Engine, LoadParameters
@@ -85,6 +85,7 @@ class ModelLifecycle:
         did not come up); in each case what was serving still serves, and the index tells the reason. A caller that is
         cancelled does not cancel the load.
         """
+        check_model_name(name)
         task = asyncio.get_running_loop().create_task(self._load(name, parameters))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,8 +99,8 @@ class ModelLifecycle:
             try:
                 definition = await self._call(self._repository.read, name, parameters)
             except HoneError as problem:
-                if not known and isinstance(problem, (ModelNotInRepository, InvalidRequest)):
-                    self._registry.forget(name)
+                if not known and (isinstance(problem, ModelNotInRepository) or parameters != _AS_ON_DISK):
+                    self._registry.forget(name)  # a request that asks for nonsense leaves nothing behind
                 entry.problem = str(problem)
                 raise
             entry.problem = ""

@@ -15,7 +15,7 @@ from hone.errors import InvalidRequest
 from hone.frontends.grpc_metadata import CallHeaders
 from hone.frontends.grpc_stream import StreamHandler, StreamLimits
 from hone.protos import service_pb
-from hone.types import InferRequest, InferResponse
+from hone.types import InferOutput, InferRequest, InferResponse
 
 Code = grpc.StatusCode
 
@@ -164,6 +164,35 @@ async def test_bytes_in_flight_are_limited_but_one_request_always_gets_in():
         await service.until(lambda: service.ids() == ["a"])
         service.release("b", "a")
         assert [(await stream.read()).infer_response.id for _ in range(2)] == ["a", "b"]
+
+
+async def test_answers_that_wait_count_as_bytes_in_flight():
+    service = Held()
+    answered = asyncio.Event()
+
+    async def answer(request: InferRequest) -> InferResponse:
+        if request.id != "large":
+            return await (echo if request.id == "unary" else service._wait)(request)
+        answered.set()
+        data = np.zeros(30_000, np.float32)
+        return InferResponse("identity", "1", request.id, [InferOutput("O", "FP32", data.shape, data)])
+
+    service.answer = answer
+    limits = StreamLimits(max_bytes=100_000)
+    async with serving(service, stream_limits=limits) as server, connected(server) as stub:
+        stream = stub.ModelStreamInfer()
+        await stream.write(infer_request(id="first"))
+        await stream.write(infer_request(id="large"))
+        await asyncio.wait_for(answered.wait(), 20)
+        await stream.write(infer_request(id="next"))  # the one that the server was waiting for already
+        await stream.write(infer_request(id="last"))
+        for _ in range(3):  # on the same connection: once it is answered, the server has seen "last"
+            await stub.ModelInfer(infer_request(id="unary"))
+        assert "last" not in service.ids()
+        service.release("first", "next", "last")
+        responses = [await stream.read() for _ in range(4)]
+        assert [response.infer_response.id for response in responses] == ["first", "large", "next", "last"]
+        stream.cancel()
 
 
 async def test_a_full_stream_does_not_keep_others_waiting():

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from tests.unit.serving.fakes import FakeEngine
 
 from hone.metrics import ModelStatistics
 from hone.protos import config_pb
@@ -17,6 +16,7 @@ from hone.repository import ModelDefinition
 from hone.serving.execution import Pending
 from hone.serving.model import ServedModel
 from hone.types import Array, InferInput, InferRequest, RequestedOutput
+from tests.unit.serving.fakes import FakeEngine
 
 BATCHING = """
 name: "m" platform: "onnxruntime_onnx" max_batch_size: 8

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from tests.unit.serving.conftest import BATCHING, rows
 
 from hone.errors import EngineError, InvalidRequest, QueueFull, QueueTimeout
+from tests.unit.serving.conftest import BATCHING, rows
 
 
 async def test_without_dynamic_batching_every_request_runs_alone(serve):

@@ -1,0 +1,232 @@
+"""Requests refused by the scheduler, cancelled by their client, or caught by the end of the server."""
+
+import http.client
+import re
+import signal
+import threading
+
+import grpc as grpc_library
+import numpy as np
+import pytest
+from tests import models
+from tests.protocol.grpc_client import GrpcClient, infer_request
+from tests.protocol.http_client import HttpClient, encode_infer
+from tests.protocol.raw_socket import connected, request
+from tests.protocol.repository import counting
+from tests.protocol.wire import accepted, invalid, raw_input, refused
+from tests.running import run_server, wait_until
+
+#: Turns of the models' loop: a second or more, and none.
+LONG, SHORT = 1_500_000, 0
+
+
+def turns(number):
+    return [raw_input("IN", "FP32", [[number]])]
+
+
+class Background:
+    """A request on a connection of its own, in a thread."""
+
+    def __init__(self, client, *args, **options):
+        self._client = type(client)(client.port)
+        self.answer = None
+        self._thread = threading.Thread(target=self._run, args=args, kwargs=options)
+        self._thread.start()
+
+    def _run(self, *args, **options):
+        self.answer = self._client.infer(*args, **options)
+        self._client.close()
+
+    def join(self):
+        self._thread.join()
+        return self.answer
+
+
+def pending(server, model):
+    found = re.search(rf'nv_inference_pending_request_count{{model="{model}",version="1"}} (\S+)', server.metrics())
+    return float(found[1]) if found else 0
+
+
+def failures(server, model, reason):
+    found = re.search(
+        rf'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}} (\S+)', server.metrics()
+    )
+    assert found, f"no failure counter of {model}"
+    return float(found[1])
+
+
+def occupy(server, client, model):
+    """Begin a long request and wait until it runs, so that what comes next has to wait."""
+    first = Background(client, model, turns(LONG))
+    # The queue holds one request: a second one waiting there means that the first has left it.
+    second = Background(client, model, turns(SHORT), parameters={"timeout": 0})
+    wait_until(lambda: pending(server, model) == 1, "one request runs and one waits")
+    return first, second
+
+
+@pytest.mark.row(42)
+def test_queue_full(server, client):
+    model = f"full_{client.protocol}"
+    first, second = occupy(server, client, model)
+    refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Exceeds maximum queue size")
+    assert failures(server, model, "REJECTED") >= 1
+    accepted(first.join())
+    accepted(second.join())
+
+
+@pytest.mark.row(43)
+def test_queue_timeout_of_the_model(server, client):
+    model = f"impatient_{client.protocol}"
+    first = Background(client, model, turns(LONG))
+    wait_until(lambda: pending(server, model) == 0 and running(client, model), "the first request runs")
+    refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Request timeout expired")
+    accepted(first.join())
+
+
+@pytest.mark.row(43)
+def test_queue_timeout_of_the_request(server, client):
+    model = f"patient_{client.protocol}"
+    first = Background(client, model, turns(LONG))
+    wait_until(lambda: running(client, model), "the first request runs")
+    answer = client.infer(model, turns(SHORT), parameters={"timeout": 1000})
+    refused(answer, 503, "UNAVAILABLE", "Request timeout expired")
+    accepted(first.join())
+
+
+def running(client, model):
+    """Whether an instance of the model is busy: a probe that may wait one microsecond is turned away."""
+    answer = client.infer(model, turns(SHORT), parameters={"timeout": 1})
+    return not answer.ok and "timeout" in answer.error
+
+
+@pytest.mark.row(44)
+def test_cancelled_over_http(server, http):
+    model = "slow_http"
+    accepted(http.infer(model, turns(SHORT)))
+    body, headers = encode_infer(turns(LONG))
+    before = failures(server, model, "CANCELED")
+    connection = http_library_connection(server)
+    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    connection.close()
+    wait_until(lambda: failures(server, model, "CANCELED") == before + 1, "the cancellation is counted")
+    accepted(http.infer(model, turns(SHORT)))
+
+
+def http_library_connection(server):
+    return http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+
+
+@pytest.mark.row(44)
+@pytest.mark.parametrize("how", ["cancel", "deadline", "hang up"])
+def test_cancelled_over_grpc(server, grpc, how):
+    model = "slow_grpc"
+    accepted(grpc.infer(model, turns(SHORT)))
+    before = failures(server, model, "CANCELED")
+    other = GrpcClient(server.grpc_port)
+    call = other.stub.ModelInfer.future(
+        infer_request(model, turns(LONG)), timeout=0.2 if how == "deadline" else None, wait_for_ready=True
+    )
+    if how != "deadline":
+        wait_until(lambda: pending(server, model) == 1 or failures(server, model, "CANCELED") > before, "it arrives")
+    if how == "cancel":
+        call.cancel()
+    elif how == "hang up":
+        other.close()
+    expected = "DEADLINE_EXCEEDED" if how == "deadline" else "CANCELLED"
+    assert code_of(call) == expected
+    wait_until(lambda: failures(server, model, "CANCELED") == before + 1, "the cancellation is counted")
+    other.close()
+    accepted(grpc.infer(model, turns(SHORT)))
+
+
+def code_of(call):
+    try:
+        call.result(timeout=30)
+    except grpc_library.FutureCancelledError:
+        return "CANCELLED"
+    except grpc_library.RpcError as problem:
+        return problem.code().name
+    return "OK"
+
+
+@pytest.mark.row(45)
+def test_server_stopping(tmp_path):
+    """After SIGTERM what is in flight is answered, and what comes on open connections is refused."""
+    models.write_model(tmp_path, "slow", counting())
+    with run_server(tmp_path) as server:
+        http, grpc = HttpClient(server.http_port), GrpcClient(server.grpc_port)
+        inflight = [Background(http, "slow", turns(LONG)), Background(grpc, "slow", turns(SHORT))]
+        accepted(inflight[1].join())
+        wait_until(lambda: pending(server, "slow") == 1, "the long request runs")
+        body, headers = encode_infer(turns(SHORT))
+        half = request(
+            body, *(f"{name}: {value}".encode() for name, value in headers.items()), path=b"/v2/models/slow/infer"
+        )
+        requests = iter_queue()
+        stream = grpc.stub.ModelStreamInfer(requests)
+        requests.put(infer_request("slow", turns(SHORT), id="before"))
+        with connected(server.http_port) as connection:
+            connection.send(half[:-4])
+            # A request whose head is known has begun: wait until the server has it.
+            wait_until(lambda: server.call("GET", "/v2/health/ready")[0] == 200, "the server answers")
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not accepts(server.http_port), "the server stops listening")
+            connection.send(half[-4:])
+            reply = connection.reply()
+            assert reply is not None and reply.status == 503, reply
+            assert "Server is stopping" in reply.error
+        assert next(stream).infer_response.id == "before"
+        with pytest.raises(grpc_library.RpcError) as caught:
+            next(stream)
+        assert caught.value.code() is grpc_library.StatusCode.UNAVAILABLE
+        assert "Server is stopping" in caught.value.details()
+        requests.put(None)
+        accepted(inflight[0].join())
+        assert server.process.wait(60) == 0
+        grpc.close()
+
+
+def iter_queue():
+    import queue
+
+    class Requests:
+        def __init__(self):
+            self._queue = queue.SimpleQueue()
+            self.put = self._queue.put
+
+        def __iter__(self):
+            return iter(self._queue.get, None)
+
+        def __next__(self):
+            item = self._queue.get()
+            if item is None:
+                raise StopIteration
+            return item
+
+    return Requests()
+
+
+def accepts(port):
+    import socket
+
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_priority_that_is_no_level(client, prioritised):
+    answer = type(client)(prioritised[client.protocol]).infer(
+        "levels", [raw_input("IN", "FP32", np.zeros((1, 4)))], parameters={"priority": 3}
+    )
+    invalid(answer, "priority 3", "levels")
+
+
+@pytest.fixture(scope="module")
+def prioritised(tmp_path_factory):
+    root = tmp_path_factory.mktemp("levels")
+    config = "max_batch_size: 4\ndynamic_batching { priority_levels: 2 default_priority_level: 1 }"
+    models.write_model(root, "levels", models.identity(), config=config)
+    with run_server(root) as running_:
+        yield {"http": running_.http_port, "grpc": running_.grpc_port}
