@@ -125,10 +125,9 @@ class RunningServer:
         return len(Path(f"/proc/{self.process.pid}/maps").read_text(encoding="utf-8").splitlines())
 
     def cpu_seconds(self) -> float:
-        """User and system time of all threads since the start."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """CPU time of all threads since the start, those that have ended included."""
+        clock = (~self.process.pid << 3) | 2  # what clock_getcpuclockid(3) makes of a process
+        return time.clock_gettime(clock)
 
     def metric(self, name: str, **labels: str) -> float | None:
         """The sample of this name whose labels include these, None where there is none."""

@@ -74,8 +74,8 @@ def test_a_load_of_a_name_that_is_nowhere_changes_nothing(repository: Path) -> N
 
 def test_live_and_not_ready_while_the_first_models_load(repository: Path) -> None:
     warmup = (
-        'max_batch_size: 0 model_warmup [{ name: "w" batch_size: 1 count: 1 inputs {'
-        ' key: "IN" value { data_type: TYPE_FP32 dims: [1, 4] zero_data: true } } }]'
+        'max_batch_size: 1 model_warmup [{ name: "w" batch_size: 1 count: 1 inputs {'
+        ' key: "IN" value { data_type: TYPE_FP32 dims: [4] zero_data: true } } }]'
     )
     models.write_model(repository, "slow", models.slow(1_500_000), config=warmup)
     with run_server(repository, *EVERYTHING, ready=False) as server:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.protocol.grpc_client import GrpcClient
 from tests.protocol.http_client import HttpClient
 from tests.protocol.repository import write_repository

@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format
-from tests.protocol.wire import Answer, Input, Output, Tensor, Typed, from_raw
-from tests.running import DEADLINE_SECONDS
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+
+from tests.protocol.wire import Answer, Input, Output, Tensor, Typed, from_raw
+from tests.running import DEADLINE_SECONDS
 
 FIELDS = {
     "BOOL": "bool_contents",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
+
 from tests import models
 from tests.protocol.wire import DATATYPES
 
@@ -14,7 +15,7 @@ LABELS = ("cat", "dog", "bird", "fish")
 #: Dynamic batching whose queue holds one request.
 SHORT_QUEUE = """
 max_batch_size: 1
-dynamic_batching { default_queue_policy { max_queue_size: 1 } }
+dynamic_batching { default_queue_policy { max_queue_size: 1 allow_timeout_override: true } }
 """
 #: Dynamic batching whose requests wait 50 ms at most, or less if they say so.
 IMPATIENT_QUEUE = """
@@ -107,6 +108,8 @@ def write_repository(root: Path) -> None:
     models.write_model(root, "mixed", two_of_different_kind())
     write_optional(root)
     write_labelled(root)
+    levels = "max_batch_size: 4\ndynamic_batching { priority_levels: 2 default_priority_level: 1 }"
+    models.write_model(root, "levels", models.identity(), config=levels)
     for version, factor in ((1, 2.0), (3, 3.0)):
         models.write_model(root, "versions", models.scale(factor), version=version, config="version_policy { all {} }")
     models.write_model(root, "broken", b"this is no model")
@@ -115,7 +118,7 @@ def write_repository(root: Path) -> None:
         models.write_model(root, f"full_{protocol}", counting(), config=SHORT_QUEUE)
         models.write_model(root, f"impatient_{protocol}", counting(), config=IMPATIENT_QUEUE)
         models.write_model(root, f"patient_{protocol}", counting(), config=PATIENT_QUEUE)
-        models.write_model(root, f"slow_{protocol}", counting())
+        models.write_model(root, f"slow_{protocol}", counting(), config=PATIENT_QUEUE)
 
 
 def write_optional(root: Path) -> None:

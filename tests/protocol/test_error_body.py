@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+
 from tests.protocol.http_client import HEADER_LENGTH
 from tests.protocol.raw_socket import chunked, connected, still_serves
 from tests.protocol.wire import Input, invalid, raw_input

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+
 from tests import models
 from tests.protocol.raw_socket import chunked, connected, request
 from tests.protocol.wire import Input, invalid, raw_input

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from tests import models
 from tests.protocol.wire import accepted, raw_input, refused
 from tests.running import run_server, wait_until

@@ -3,6 +3,7 @@
 import grpc as grpc_library
 import numpy as np
 import pytest
+
 from tests.protocol.wire import raw_input, refused
 
 GIVEN = [raw_input("IN", "FP32", np.zeros((1, 4)))]

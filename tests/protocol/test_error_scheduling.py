@@ -3,16 +3,18 @@
 import http.client
 import re
 import signal
+import subprocess
 import threading
 
 import grpc as grpc_library
 import numpy as np
 import pytest
+
 from tests import models
 from tests.protocol.grpc_client import GrpcClient, infer_request
 from tests.protocol.http_client import HttpClient, encode_infer
 from tests.protocol.raw_socket import connected, request
-from tests.protocol.repository import counting
+from tests.protocol.repository import PATIENT_QUEUE, counting
 from tests.protocol.wire import accepted, invalid, raw_input, refused
 from tests.running import run_server, wait_until
 
@@ -55,19 +57,19 @@ def failures(server, model, reason):
     return float(found[1])
 
 
-def occupy(server, client, model):
-    """Begin a long request and wait until it runs, so that what comes next has to wait."""
-    first = Background(client, model, turns(LONG))
-    # The queue holds one request: a second one waiting there means that the first has left it.
-    second = Background(client, model, turns(SHORT), parameters={"timeout": 0})
-    wait_until(lambda: pending(server, model) == 1, "one request runs and one waits")
-    return first, second
+def running(client, model):
+    """Whether the model's instance is busy: a probe that may wait for a moment only is turned away."""
+    answer = client.infer(model, turns(SHORT), parameters={"timeout": 30_000})
+    return not answer.ok and "timeout" in answer.error
 
 
 @pytest.mark.row(42)
 def test_queue_full(server, client):
     model = f"full_{client.protocol}"
-    first, second = occupy(server, client, model)
+    first = Background(client, model, turns(LONG))
+    wait_until(lambda: running(client, model), "the first request runs")
+    second = Background(client, model, turns(SHORT))
+    wait_until(lambda: pending(server, model) == 1, "the second one waits")
     refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Exceeds maximum queue size")
     assert failures(server, model, "REJECTED") >= 1
     accepted(first.join())
@@ -78,7 +80,7 @@ def test_queue_full(server, client):
 def test_queue_timeout_of_the_model(server, client):
     model = f"impatient_{client.protocol}"
     first = Background(client, model, turns(LONG))
-    wait_until(lambda: pending(server, model) == 0 and running(client, model), "the first request runs")
+    wait_until(lambda: running(client, model), "the first request runs")
     refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Request timeout expired")
     accepted(first.join())
 
@@ -93,12 +95,6 @@ def test_queue_timeout_of_the_request(server, client):
     accepted(first.join())
 
 
-def running(client, model):
-    """Whether an instance of the model is busy: a probe that may wait one microsecond is turned away."""
-    answer = client.infer(model, turns(SHORT), parameters={"timeout": 1})
-    return not answer.ok and "timeout" in answer.error
-
-
 @pytest.mark.row(44)
 def test_cancelled_over_http(server, http):
     model = "slow_http"
@@ -107,6 +103,7 @@ def test_cancelled_over_http(server, http):
     before = failures(server, model, "CANCELED")
     connection = http_library_connection(server)
     connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    wait_until(lambda: running(http, model), "it runs")
     connection.close()
     wait_until(lambda: failures(server, model, "CANCELED") == before + 1, "the cancellation is counted")
     accepted(http.infer(model, turns(SHORT)))
@@ -127,7 +124,7 @@ def test_cancelled_over_grpc(server, grpc, how):
         infer_request(model, turns(LONG)), timeout=0.2 if how == "deadline" else None, wait_for_ready=True
     )
     if how != "deadline":
-        wait_until(lambda: pending(server, model) == 1 or failures(server, model, "CANCELED") > before, "it arrives")
+        wait_until(lambda: running(grpc, model), "it runs")
     if how == "cancel":
         call.cancel()
     elif how == "hang up":
@@ -149,22 +146,42 @@ def code_of(call):
     return "OK"
 
 
+def test_disconnects_do_not_hold_up_the_end(tmp_path):
+    """Clients that went away while their requests ran leave nothing behind that the server would wait for."""
+    models.write_model(tmp_path, "slow", counting(), config=PATIENT_QUEUE)
+    with run_server(tmp_path, "--exit-timeout-secs=3600") as server:
+        http = HttpClient(server.http_port)
+        body, headers = encode_infer(turns(LONG))
+        connection = http_library_connection(server)
+        connection.request("POST", "/v2/models/slow/infer", body, headers)
+        wait_until(lambda: running(http, "slow"), "it runs")
+        connection.close()
+        wait_until(lambda: failures(server, "slow", "CANCELED") == 1, "the cancellation is counted")
+        http.close()
+        server.process.send_signal(signal.SIGTERM)
+        try:
+            assert server.process.wait(20) == 0
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            raise
+
+
 @pytest.mark.row(45)
 def test_server_stopping(tmp_path):
     """After SIGTERM what is in flight is answered, and what comes on open connections is refused."""
-    models.write_model(tmp_path, "slow", counting())
+    models.write_model(tmp_path, "slow", counting(), config=PATIENT_QUEUE)
     with run_server(tmp_path) as server:
         http, grpc = HttpClient(server.http_port), GrpcClient(server.grpc_port)
-        inflight = [Background(http, "slow", turns(LONG)), Background(grpc, "slow", turns(SHORT))]
-        accepted(inflight[1].join())
-        wait_until(lambda: pending(server, "slow") == 1, "the long request runs")
+        requests = iter_queue()
+        stream = grpc.stub.ModelStreamInfer(requests)
+        requests.put(infer_request("slow", turns(SHORT), id="before"))
+        assert next(stream).infer_response.id == "before"
+        inflight = Background(http, "slow", turns(LONG))
+        wait_until(lambda: running(http, "slow"), "the long request runs")
         body, headers = encode_infer(turns(SHORT))
         half = request(
             body, *(f"{name}: {value}".encode() for name, value in headers.items()), path=b"/v2/models/slow/infer"
         )
-        requests = iter_queue()
-        stream = grpc.stub.ModelStreamInfer(requests)
-        requests.put(infer_request("slow", turns(SHORT), id="before"))
         with connected(server.http_port) as connection:
             connection.send(half[:-4])
             # A request whose head is known has begun: wait until the server has it.
@@ -175,13 +192,12 @@ def test_server_stopping(tmp_path):
             reply = connection.reply()
             assert reply is not None and reply.status == 503, reply
             assert "Server is stopping" in reply.error
-        assert next(stream).infer_response.id == "before"
         with pytest.raises(grpc_library.RpcError) as caught:
             next(stream)
         assert caught.value.code() is grpc_library.StatusCode.UNAVAILABLE
         assert "Server is stopping" in caught.value.details()
         requests.put(None)
-        accepted(inflight[0].join())
+        accepted(inflight.join())
         assert server.process.wait(60) == 0
         grpc.close()
 
@@ -216,17 +232,6 @@ def accepts(port):
         return False
 
 
-def test_priority_that_is_no_level(client, prioritised):
-    answer = type(client)(prioritised[client.protocol]).infer(
-        "levels", [raw_input("IN", "FP32", np.zeros((1, 4)))], parameters={"priority": 3}
-    )
-    invalid(answer, "priority 3", "levels")
-
-
-@pytest.fixture(scope="module")
-def prioritised(tmp_path_factory):
-    root = tmp_path_factory.mktemp("levels")
-    config = "max_batch_size: 4\ndynamic_batching { priority_levels: 2 default_priority_level: 1 }"
-    models.write_model(root, "levels", models.identity(), config=config)
-    with run_server(root) as running_:
-        yield {"http": running_.http_port, "grpc": running_.grpc_port}
+def test_priority_that_is_no_level(client):
+    given = [raw_input("IN", "FP32", np.zeros((1, 4)))]
+    invalid(client.infer("levels", given, parameters={"priority": 3}), "priority 3", "levels")

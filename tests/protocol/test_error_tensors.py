@@ -4,6 +4,7 @@ import struct
 
 import numpy as np
 import pytest
+
 from tests.protocol.wire import FORMS, RAW_ONLY, Input, Output, invalid, raw_input, typed_input
 
 FOUR = np.zeros((1, 4), np.float32)

@@ -6,10 +6,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
 from tests.protocol.grpc_client import error_answer, infer_request
 from tests.protocol.wire import raw_input, refused
 from tests.running import DEADLINE_SECONDS
-from tritonclient.grpc import service_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 UNARY = [method.name for method in SERVICE.methods if not method.client_streaming]

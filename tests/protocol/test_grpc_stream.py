@@ -6,10 +6,11 @@ import threading
 import grpc as grpc_library
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2 as pb
+
 from tests.protocol.grpc_client import infer_request
 from tests.protocol.wire import Typed, raw_input
 from tests.running import DEADLINE_SECONDS
-from tritonclient.grpc import service_pb2 as pb
 
 
 def numbered(number, model="identity_fp32", size=4, **fields):

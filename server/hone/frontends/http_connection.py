@@ -107,7 +107,9 @@ class HttpExchange(RequestResponseCycle):
         return self.disconnected
 
     def whole_body(self) -> Buffer | None:
-        return None if self.more_body else self._take_body()
+        if self.more_body or self._size > self._connection.limits.max_body:
+            return None  # for read_body to wait or to refuse
+        return self._take_body()
 
     async def read_body(self) -> Buffer:
         limit = self._connection.limits.max_body
@@ -382,6 +384,8 @@ class HttpConnection(asyncio.Protocol):
         if parser.should_upgrade() and (chunked or length not in {None, b"0"}):
             raise HttpError(400, "Upgrade of a request with a body is not supported", close=True)
         version = parser.get_http_version()
+        if version not in {"1.1", "1.0"}:
+            raise HttpError(400, f"HTTP/{version} is not supported, use HTTP/1.1", close=True)
         raw_path, path, query = _split_url(self._url)
         scope: dict[str, Any] = {
             "type": "http",

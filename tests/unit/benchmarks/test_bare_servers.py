@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+
 from benchmarks.bare.v2 import INPUT_NAME, MODEL_NAME, OUTPUT_NAME
 from benchmarks.bench import bare_server
 

@@ -2,11 +2,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from benchmarks.models import add_identity, add_real_model, find_real_models, read_real_model
-from benchmarks.processes import BenchmarkError
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
+from benchmarks.models import add_identity, add_real_model, find_real_models, read_real_model
+from benchmarks.processes import BenchmarkError
 from hone.protos import config_pb
 
 

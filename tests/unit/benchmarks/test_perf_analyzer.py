@@ -2,6 +2,7 @@ import os
 import stat
 
 import pytest
+
 from benchmarks.bench import bare_server
 from benchmarks.perf_analyzer import PerfAnalyzer, count_requests, read_report
 from benchmarks.processes import BenchmarkError

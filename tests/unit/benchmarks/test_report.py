@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from benchmarks import identity, real_models, scale
 from benchmarks.bench import Bench
 from benchmarks.models import RealModel

@@ -78,7 +78,7 @@ class Served:
             client.sendall(data)
             return read_to_end(client)
 
-    def ask(self, method: str, path: str, body: bytes | str | None = None, headers: dict[str, str] | None = None) -> Reply:
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         try:
             connection.request(method, path, body, headers or {})
@@ -172,8 +172,10 @@ def serving(
     try:
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_SECONDS)
         served = Served(service, app, server, loop)
-        yield served
-        served.run(server.stop(1.0))
+        try:
+            yield served
+        finally:
+            served.run(server.stop(1.0))
         assert server.num_connections == 0
         assert service.num_leases == 0
     finally:

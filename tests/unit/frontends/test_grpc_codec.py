@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.frontends.grpc_fakes import FakeRegions
 
 from hone.errors import HoneError, InvalidRequest, NotFound
 from hone.frontends.grpc_codec import SPLIT_BYTES, decode_infer_request, encode_infer_response, parse_infer_request
 from hone.protos import service_pb
 from hone.types import BYTES, NUMPY_DTYPES, InferOutput, InferResponse, RegionSlice
+from tests.unit.frontends.grpc_fakes import FakeRegions
 
 FIXED = sorted(set(NUMPY_DTYPES) - {BYTES})
 TYPED = {

@@ -9,7 +9,6 @@ import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.unit.frontends.grpc_fakes import FakeService, connected, echo, infer_request, serving
 
 from hone.config import RESTRICTED_GROUPS, Settings
 from hone.errors import ErrorKind, HoneError
@@ -18,6 +17,7 @@ from hone.frontends.grpc_metadata import RESTRICTED_METHODS
 from hone.frontends.grpc_status import MAX_DETAILS_BYTES, STATUS_CODES
 from hone.protos import service_pb
 from hone.types import InferOutput, InferResponse, LoadParameters
+from tests.unit.frontends.grpc_fakes import FakeService, connected, echo, infer_request, serving
 
 Code = grpc.StatusCode
 METHODS = [method.name for method in service_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods]

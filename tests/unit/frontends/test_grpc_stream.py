@@ -8,7 +8,6 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import pytest
-from tests.unit.frontends.grpc_fakes import FakeService, connected, echo, infer_request, serving
 
 from hone.config import Settings
 from hone.errors import InvalidRequest
@@ -16,6 +15,7 @@ from hone.frontends.grpc_metadata import CallHeaders
 from hone.frontends.grpc_stream import StreamHandler, StreamLimits
 from hone.protos import service_pb
 from hone.types import InferOutput, InferRequest, InferResponse
+from tests.unit.frontends.grpc_fakes import FakeService, connected, echo, infer_request, serving
 
 Code = grpc.StatusCode
 

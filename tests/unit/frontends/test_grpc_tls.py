@@ -11,12 +11,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.unit.frontends.grpc_fakes import FakeService, infer_request, serving
 from tritonclient.grpc import service_pb2_grpc
 
 from hone.config import Settings
 from hone.frontends.grpc import GrpcServer
 from hone.protos import service_pb
+from tests.unit.frontends.grpc_fakes import FakeService, infer_request, serving
 
 
 class Identity(NamedTuple):
