@@ -27,6 +27,7 @@ from hone.logs import LogControl, configure
 from hone.metrics import Metrics
 from hone.metrics.endpoint import MetricsEndpoint
 from hone.repository import ModelRepository, RepositoryPoller
+from hone.serving.executor import Completions
 from hone.serving.follower import RepositoryFollower
 from hone.serving.lifecycle import ModelLifecycle
 from hone.serving.registry import ModelRegistry
@@ -53,7 +54,7 @@ def serve(settings: Settings) -> int:
     log_control = configure(settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            application = Application(settings, log_control)
+            application = Application(settings, log_control, runner.get_loop())
             code = runner.run(application.run())
             if not application.ended_cleanly:
                 # A thread is inside an engine and cannot be ended: leaving the interpreter would wait for it.
@@ -80,7 +81,7 @@ def keep_large_blocks() -> None:
 class Application:
     """One server: `run` builds nothing, it starts what `__init__` built, waits for a signal, and stops it."""
 
-    def __init__(self, settings: Settings, log_control: LogControl) -> None:
+    def __init__(self, settings: Settings, log_control: LogControl, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
         self._log_control = log_control
         self._stop = asyncio.Event()
@@ -98,10 +99,12 @@ class Application:
             allow_gpu_metrics=settings.allow_gpu_metrics,
             interval_ms=settings.metrics_interval_ms,
         )
+        self._completions = Completions(loop)
         self._lifecycle = ModelLifecycle(
             self._repository,
             self._registry,
             self._metrics,
+            self._completions,
             num_threads=settings.model_load_thread_count,
             num_retries=settings.model_load_retry_count,
             default_max_batch_size=settings.default_max_batch_size,
@@ -247,6 +250,8 @@ class Application:
         )
         self.ended_cleanly = await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
         await self._metrics_http.stop(_FLUSH_SECONDS)
+        if self.ended_cleanly:
+            self._completions.close()
         self._http_app.close()
         self._regions.close()
         self._metrics.close()

@@ -44,17 +44,18 @@ def test_http_request_in_the_queue(repository: Path) -> None:
         assert "Traceback" not in server.log
 
 
-def test_http_request_that_runs(repository: Path) -> None:
+def test_http_requests_that_run_and_that_wait(repository: Path) -> None:
     slow_model(repository)
-    with run_server(repository, *EVERYTHING) as server, connect(server) as waiter:
-        leaver = connect(server)
-        leaver.sendall(REQUEST)
-        wait_until(lambda: server.num_threads() > 0 and num_failed(server, "slow", "CANCELED") == 0, "sent")
-        waiter.sendall(REQUEST)
+    with run_server(repository, *EVERYTHING) as server:
+        leavers = [connect(server) for _ in range(2)]
+        for leaver in leavers:
+            leaver.sendall(REQUEST)
         wait_until(lambda: num_waiting(server, "slow") == 1, "one runs, one waits")
-        leaver.close()
-        wait_until(lambda: num_failed(server, "slow", "CANCELED") == 1, "the one that runs counts as cancelled")
+        for leaver in leavers:
+            leaver.close()
+        wait_until(lambda: num_failed(server, "slow", "CANCELED") == 2, "both count as cancelled")
         assert answers(server, "slow", 1.0), "the instance is free again afterwards"
+        assert server.metric("nv_inference_exec_count", model="slow") == 2.0, "the one that waited never ran"
         assert num_waiting(server, "slow") == 0
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
+
+# gRPC 1.85 hands every event of a server's sockets through threads of its own; the poller it had before needs one hand
+# less (docs/decisions/0005-grpc-polling.md). Read once, when the library is loaded; what the user set stays.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 import grpc
 import grpc.aio

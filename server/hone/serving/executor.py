@@ -1,19 +1,18 @@
 """Executor threads: the only place where engines run.
 
 One thread per instance of a model version, started at first use and ended after some idle time, so that a thousand
-idle models cost no threads. Work comes in through one queue; finished work goes back to the event loop in bunches, one
-wake-up for all that finished since the last (a wake-up costs more than a small inference).
+idle models cost no threads. Work comes in through one queue; finished work goes back through `Completions`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import threading
-import time
 from collections import deque
-from queue import Empty, SimpleQueue
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,8 +22,6 @@ from hone.types import Array, Engine, EngineInstance
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 30.0
-#: How long results may wait for those of further requests that are in the queue already.
-BUNCH_NS = 100_000
 
 
 class BatchBuffers:
@@ -72,97 +69,152 @@ class Execution(Protocol):
         """Hand the results out, on the event loop."""
 
 
-class DeviceExecutor:
-    """The executor threads of one model version.
+class Completions:
+    """The way back from executor threads to the event loop, one for all executors of a loop.
 
-    `submit` and `close` are called on the event loop; `deliver` of each execution is called there too.
+    Threads call `put`, everything else happens on the loop. One wake-up serves all that finished since the last: a
+    wake-up costs more than a small inference. It goes through an eventfd because writing to one lets go of the
+    interpreter lock: the loop wakes to a free lock (6 µs there and back, against 34 µs through call_soon_threadsafe).
     """
 
-    def __init__(
-        self, name: str, num_instances: int, loop: asyncio.AbstractEventLoop, idle_seconds: float = IDLE_SECONDS
-    ) -> None:
-        self.name = name
-        self.num_instances = num_instances
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._idle_seconds = idle_seconds
-        self._inbox: SimpleQueue[Execution | None] = SimpleQueue()
-        self._finished: deque[Execution] = deque()
+        self._finished: deque[Callable[[], None]] = deque()
         self._wake_pending = False
-        self._lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()
-        self._num_outstanding = 0
-        self._closed = False
-        self._ended = asyncio.Event()
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add_reader(self._descriptor, self._deliver)
 
-    @property
-    def num_threads(self) -> int:
-        return len(self._threads)
+    def put(self, deliver: Callable[[], None]) -> None:
+        """Have `deliver` called on the loop, in the order of the calls of `put`."""
+        self._finished.append(deliver)
+        if not self._wake_pending:
+            self._wake_pending = True
+            os.eventfd_write(self._descriptor, 1)
 
-    def submit(self, execution: Execution) -> None:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError(f"executor of {self.name} is closed")
-            self._num_outstanding += 1
-            self._inbox.put(execution)
-            if len(self._threads) < min(self._num_outstanding, self.num_instances):
-                thread = threading.Thread(target=self._work, name=f"execute {self.name}", daemon=True)
-                self._threads.add(thread)
-                thread.start()
+    def close(self) -> None:
+        """Call when no executor runs any more, or when the process is about to end."""
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
 
-    async def close(self) -> None:
-        """Finish what was submitted, then end the threads. Waits as long as the engine does; may be cancelled."""
-        with self._lock:
-            self._closed = True
-            threads = list(self._threads)
-            for _ in threads:
-                self._inbox.put(None)
-        if threads:
-            await self._ended.wait()
-        self._deliver_finished()
-
-    def _work(self) -> None:
-        state = ThreadState()
-        bunch_end_ns = 0
-        while True:
-            try:
-                execution = self._inbox.get(timeout=self._idle_seconds)
-            except Empty:
-                with self._lock:
-                    if not self._inbox.empty():
-                        continue
-                    self._threads.discard(threading.current_thread())
-                    return
-            if execution is None:
-                self._end_thread()
-                return
-            if not self._finished:
-                bunch_end_ns = time.monotonic_ns() + BUNCH_NS
-            try:
-                execution.run(state)
-            except BaseException:  # a fault of hone: the execution reports it to its requests when delivered
-                _log.exception("execution of %s broke its contract", self.name)
-            self._finished.append(execution)
-            del execution
-            if not self._wake_pending and (self._inbox.empty() or time.monotonic_ns() > bunch_end_ns):
-                self._wake_pending = True
-                self._loop.call_soon_threadsafe(self._deliver_finished)
-
-    def _end_thread(self) -> None:
-        with self._lock:
-            self._threads.discard(threading.current_thread())
-            last = not self._threads
-        if last:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _deliver_finished(self) -> None:
+    def _deliver(self) -> None:
+        os.eventfd_read(self._descriptor)
         # The flag falls before the queue is emptied: a thread that finishes meanwhile asks for a wake-up of its own.
         self._wake_pending = False
         finished = self._finished
         while finished:
-            execution = finished.popleft()
-            self._num_outstanding -= 1
-            execution.deliver()
+            deliver = finished.popleft()
+            try:
+                deliver()
+            except Exception:
+                _log.exception("delivering results failed")
+
+
+class DeviceExecutor:
+    """The executor threads of one model version.
+
+    All methods are called on the event loop, and so is `deliver` of each execution. Threads only take work out of the
+    inbox: when they start and end is decided on the loop, so that nothing needs a lock.
+    """
+
+    def __init__(
+        self, name: str, num_instances: int, completions: Completions, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
+        self.name = name
+        self.num_instances = num_instances
+        self.num_threads = 0
+        self._completions = completions
+        self._loop = asyncio.get_running_loop()
+        self._idle_seconds = idle_seconds
+        self._inbox: deque[Execution | None] = deque()
+        # Counts the inbox's items; each read takes one. There is one while there are threads.
+        self._descriptor = -1
+        self._num_outstanding = 0
+        self._last_use = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._ending = False
+        self._closed = False
+        self._ended = asyncio.Event()
+
+    def submit(self, execution: Execution) -> None:
+        if self._closed:
+            raise RuntimeError(f"executor of {self.name} is closed")
+        self._num_outstanding += 1
+        self._inbox.append(execution)
+        if not self._ending:
+            self._wake()
+
+    async def close(self) -> None:
+        """Finish what was submitted, then end the threads. Waits as long as the engine does; may be cancelled."""
+        self._closed = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        while self.num_threads:  # more than once where work had come while they were ending
+            self._ended.clear()
+            if not self._ending:
+                self._end_threads()
+            await self._ended.wait()
+
+    def _wake(self) -> None:
+        """Have one more item of the inbox taken."""
+        if self.num_threads < min(self._num_outstanding, self.num_instances):
+            if not self.num_threads:
+                self._descriptor = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+                self._watch_idleness()
+            self.num_threads += 1
+            threading.Thread(
+                target=self._work, args=(self._descriptor,), name=f"execute {self.name}", daemon=True
+            ).start()
+        os.eventfd_write(self._descriptor, 1)
+
+    def _work(self, descriptor: int) -> None:
+        """An executor thread."""
+        state = ThreadState()
+        while True:
+            os.eventfd_read(descriptor)
+            execution = self._inbox.popleft()
+            if execution is None:
+                self._completions.put(self._thread_ended)
+                return
+            try:
+                execution.run(state)
+            except BaseException:  # a fault of hone: the execution reports it to its requests when delivered
+                _log.exception("execution of %s broke its contract", self.name)
+            self._completions.put(partial(self._finish, execution))
+            del execution
+
+    def _finish(self, execution: Execution) -> None:
+        self._num_outstanding -= 1
+        if not self._num_outstanding:
+            self._last_use = self._loop.time()
+        execution.deliver()
+
+    def _watch_idleness(self) -> None:
+        self._idle_timer = None
+        if self._closed or self._ending:
+            return
+        left = self._idle_seconds
+        if self.num_threads and not self._num_outstanding:
+            left -= self._loop.time() - self._last_use
+            if left <= 0:
+                self._end_threads()
+                return
+        self._idle_timer = self._loop.call_later(left, self._watch_idleness)
+
+    def _end_threads(self) -> None:
+        self._ending = True
+        self._inbox.extend([None] * self.num_threads)
+        os.eventfd_write(self._descriptor, self.num_threads)
+
+    def _thread_ended(self) -> None:
+        self.num_threads -= 1
+        if self.num_threads:
+            return
+        os.close(self._descriptor)
+        self._descriptor = -1
+        self._ending = False
+        self._ended.set()
+        for _ in range(len(self._inbox)):  # what was submitted while the threads were ending
+            self._wake()
 
 
 def aligned_empty(num_bytes: int, alignment: int = 64) -> Array:

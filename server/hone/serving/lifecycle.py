@@ -23,6 +23,7 @@ from hone.errors import HoneError, InternalError, LoadFailed, ModelNotInReposito
 from hone.metrics import Metrics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition, ModelRepository, check_model_name, complete, warmup_samples
+from hone.serving.executor import Completions
 from hone.serving.model import ServedModel, fingerprint_of
 from hone.serving.registry import ModelEntry, ModelRegistry, ModelState, VersionStatus
 from hone.types import Engine, LoadParameters
@@ -58,6 +59,7 @@ class ModelLifecycle:
         repository: ModelRepository,
         registry: ModelRegistry,
         metrics: Metrics,
+        completions: Completions,
         *,
         num_threads: int,
         num_retries: int = 0,
@@ -67,6 +69,7 @@ class ModelLifecycle:
         self._repository = repository
         self._registry = registry
         self._metrics = metrics
+        self._completions = completions
         self._num_retries = num_retries
         self._default_max_batch_size = default_max_batch_size
         self._load_engine = load_engine
@@ -255,7 +258,7 @@ class ModelLifecycle:
             config=made.config,
             engine=made.engine,
             statistics=statistics,
-            loop=asyncio.get_running_loop(),
+            completions=self._completions,
         )
 
     def _retire(self, model: ServedModel, status: VersionStatus | None) -> None:

@@ -17,7 +17,7 @@ from hone.protos import config_pb
 from hone.repository import ModelDefinition, protocol_datatype, to_client, to_engine
 from hone.serving.batcher import BatchPolicy, DirectScheduler, DynamicBatcher, Scheduler
 from hone.serving.execution import Pending, ReplyFuture
-from hone.serving.executor import DeviceExecutor
+from hone.serving.executor import Completions, DeviceExecutor
 from hone.serving.slot import Slot
 from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata
 
@@ -70,11 +70,11 @@ class ServedModel:
         config: config_pb.ModelConfig,
         engine: Engine,
         statistics: ModelStatistics,
-        loop: asyncio.AbstractEventLoop,
+        completions: Completions,
     ) -> None:
         name = definition.name
         self.name = name
-        self.loop = loop
+        self.loop = loop = asyncio.get_running_loop()
         self.definition = definition
         self.version = version
         self.version_text = str(version)
@@ -92,7 +92,7 @@ class ServedModel:
         self._output_names = tuple(self._outputs)
         self._num_required = sum(not tensor.optional for tensor in self._inputs.values())
         self.slot = Slot(engine)
-        self._executor = DeviceExecutor(f"{name}:{version}", num_instances(config), loop)
+        self._executor = DeviceExecutor(f"{name}:{version}", num_instances(config), completions)
         self.scheduler: Scheduler = (
             DynamicBatcher(name, BatchPolicy.from_config(config), self.slot, self._executor, statistics, loop)
             if self.batching and config.HasField("dynamic_batching")

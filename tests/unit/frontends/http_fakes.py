@@ -252,6 +252,8 @@ class FakeService:
         self._check_shm()
         if name in self.statuses:
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        if byte_size > 1 << 20:
+            raise InvalidRequest(f"Invalid offset or byte_size for shared memory region '{name}'")
         self.statuses[name] = RegionStatus(name, key, offset, byte_size)
         self.regions.memory[name] = bytearray(byte_size)
 

@@ -28,7 +28,9 @@ BODY = DOCUMENT + TENSOR
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
-def request(body: bytes = BODY, *, path: str = INFER, method: str = "POST", headers: str = "", length: int | None = None):
+def request(
+    body: bytes = BODY, *, path: str = INFER, method: str = "POST", headers: str = "", length: int | None = None
+):
     size = len(body) if length is None else length
     return (
         f"{method} {path} HTTP/1.1\r\nHost: test\r\nInference-Header-Content-Length: {len(DOCUMENT)}\r\n"
@@ -96,7 +98,8 @@ def test_large_bodies_between_small_requests(on_any_loop, size, ways):
         }
     ).encode()
     head = (
-        f"POST /v2/models/echo_int32/infer HTTP/1.1\r\nHost: test\r\nInference-Header-Content-Length: {len(document)}\r\n"
+        "POST /v2/models/echo_int32/infer HTTP/1.1\r\nHost: test\r\n"
+        f"Inference-Header-Content-Length: {len(document)}\r\n"
         f"Content-Length: {len(document) + len(tensor)}\r\n\r\n"
     ).encode()
     with on_any_loop.connect() as client:
@@ -114,9 +117,12 @@ def test_large_bodies_between_small_requests(on_any_loop, size, ways):
 
 def test_a_large_body_with_the_next_request_behind_it(on_any_loop):
     tensor = bytes(400_000)
-    document = b'{"inputs":[{"name":"IN","datatype":"UINT8","shape":[400000],"parameters":{"binary_data_size":400000}}]}'
+    document = (
+        b'{"inputs":[{"name":"IN","datatype":"UINT8","shape":[400000],"parameters":{"binary_data_size":400000}}]}'
+    )
     head = (
-        f"POST /v2/models/echo_uint8/infer HTTP/1.1\r\nHost: test\r\nInference-Header-Content-Length: {len(document)}\r\n"
+        "POST /v2/models/echo_uint8/infer HTTP/1.1\r\nHost: test\r\n"
+        f"Inference-Header-Content-Length: {len(document)}\r\n"
         f"Content-Length: {len(document) + len(tensor)}\r\n\r\n"
     ).encode()
     with on_any_loop.connect() as client:
@@ -265,7 +271,7 @@ def test_the_default_chunk_limit_holds_against_a_flood(served):
 def test_too_many_headers_and_too_large_heads(served):
     many = "".join(f"X-{number}: y\r\n" for number in range(200))
     (reply,) = replies(served.send(request(headers=many)))
-    assert (reply.status, "request headers exceed the limit of 128" in reply.error) == (431, True)
+    assert (reply.status, "at most 128 are allowed" in reply.error) == (431, True)
     (reply,) = replies(served.send(request(headers=f"X: {'y' * 100_000}\r\n")))
     assert (reply.status, "exceeds 65536 bytes" in reply.error) == (431, True)
     (reply,) = replies(served.send(b"GET /" + b"a" * 100_000))
@@ -384,7 +390,7 @@ def test_a_request_that_runs_long_is_not_timed_out():
         client.sendall(request())
         served.until(lambda: bool(service.requests))
         began = time.monotonic()
-        ticks = served.on_loop(lambda: served.loop.time())
+        ticks = served.on_loop(served.loop.time)
         served.until(lambda: served.loop.time() > ticks + 2.2)  # two looks at the deadlines at least
         assert time.monotonic() - began > 2
         served.on_loop(release.set)

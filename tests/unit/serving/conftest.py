@@ -14,6 +14,7 @@ from hone.metrics import ModelStatistics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition
 from hone.serving.execution import Pending
+from hone.serving.executor import Completions
 from hone.serving.model import ServedModel
 from hone.types import Array, InferInput, InferRequest, RequestedOutput
 from tests.unit.serving.fakes import FakeEngine
@@ -27,7 +28,7 @@ input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type
 class Served:
     """A model with shortcuts: `ask` submits a request and returns its pending."""
 
-    def __init__(self, config_text: str, engine: FakeEngine | None = None) -> None:
+    def __init__(self, completions: Completions, config_text: str, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
         self.config = text_format.Parse(config_text, config_pb.ModelConfig())
         self.statistics = ModelStatistics("m", "1")
@@ -46,7 +47,7 @@ class Served:
             config=self.config,
             engine=self.engine,
             statistics=self.statistics,
-            loop=asyncio.get_running_loop(),
+            completions=completions,
         )
 
     def ask(self, array: Array, *, name: str = "IN", datatype: str = "FP32", **fields: object) -> Pending:
@@ -76,12 +77,14 @@ def rows(number: int, value: float = 1.0, width: int = 4) -> Array:
 async def serve() -> AsyncIterator[Callable[..., Served]]:
     """Make served models; they are retired at the end."""
     made: list[Served] = []
+    completions = Completions(asyncio.get_running_loop())
 
     def make(config_text: str = BATCHING, engine: FakeEngine | None = None) -> Served:
-        made.append(Served(config_text, engine))
+        made.append(Served(completions, config_text, engine))
         return made[-1]
 
     yield make
     for served in made:
         served.engine.gate.set()
         await served.model.retire()
+    completions.close()

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
-from hone.serving.executor import DeviceExecutor, aligned_empty
+from hone.serving.executor import Completions, DeviceExecutor, aligned_empty
+
+
+@pytest.fixture
+async def completions():
+    completions = Completions(asyncio.get_running_loop())
+    yield completions
+    completions.close()
 
 
 class Work:
@@ -27,13 +35,13 @@ class Work:
         self.delivered.set_result(threading.get_ident())
 
 
-async def test_no_thread_before_the_first_use_and_none_beyond_the_instances():
-    executor = DeviceExecutor("m", 2, asyncio.get_running_loop())
-    assert len(executor._threads) == 0
+async def test_no_thread_before_the_first_use_and_none_beyond_the_instances(completions):
+    executor = DeviceExecutor("m", 2, completions)
+    assert executor.num_threads == 0
     works = [Work() for _ in range(5)]
     for number, work in enumerate(works, start=1):
         executor.submit(work)
-        assert len(executor._threads) == min(number, 2)
+        assert executor.num_threads == min(number, 2)
     for work in works:
         work.gate.set()
     here = threading.get_ident()
@@ -42,20 +50,48 @@ async def test_no_thread_before_the_first_use_and_none_beyond_the_instances():
     await executor.close()
 
 
-async def test_idle_threads_end_and_come_back():
-    executor = DeviceExecutor("m", 1, asyncio.get_running_loop(), idle_seconds=0.01)
+async def test_idle_threads_end_and_come_back(completions):
+    executor = DeviceExecutor("m", 1, completions, idle_seconds=0.01)
     for _ in range(3):
         work = Work()
         work.gate.set()
         executor.submit(work)
         await work.delivered
-        while executor._threads:
+        while executor.num_threads:
             await asyncio.sleep(0.005)
     await executor.close()
 
 
-async def test_closing_finishes_what_was_submitted_and_refuses_more():
-    executor = DeviceExecutor("m", 1, asyncio.get_running_loop())
+async def test_work_that_comes_while_the_threads_end_is_not_lost(completions):
+    executor = DeviceExecutor("m", 2, completions, idle_seconds=30)
+    first = Work()
+    first.gate.set()
+    executor.submit(first)
+    await first.delivered
+    executor._end_threads()
+    late = [Work() for _ in range(3)]
+    for work in late:
+        work.gate.set()
+        executor.submit(work)
+    await asyncio.gather(*(work.delivered for work in late))
+    await executor.close()
+    assert executor.num_threads == 0
+
+
+async def test_descriptors_are_given_back(completions):
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        executor = DeviceExecutor("m", 1, completions)
+        work = Work()
+        work.gate.set()
+        executor.submit(work)
+        await work.delivered
+        await executor.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+
+
+async def test_closing_finishes_what_was_submitted_and_refuses_more(completions):
+    executor = DeviceExecutor("m", 1, completions)
     works = [Work(), Work()]
     for work in works:
         executor.submit(work)
@@ -69,8 +105,8 @@ async def test_closing_finishes_what_was_submitted_and_refuses_more():
     assert all(work.delivered.done() for work in works)
 
 
-async def test_a_fault_in_an_execution_does_not_end_the_thread(caplog):
-    executor = DeviceExecutor("m", 1, asyncio.get_running_loop())
+async def test_a_fault_in_an_execution_does_not_end_the_thread(caplog, completions):
+    executor = DeviceExecutor("m", 1, completions)
     bad, good = Work(fail=True), Work()
     for work in (bad, good):
         work.gate.set()
