@@ -17,7 +17,7 @@ import numpy as np
 from hone.errors import EngineError, HoneError, InternalError
 from hone.serving.executor import ThreadState
 from hone.serving.slot import Slot
-from hone.types import BYTES, NUMPY_DTYPES, Array, Engine, InferRequest
+from hone.types import BYTES, NUMPY_DTYPES, Array, EngineInstance, InferRequest
 
 _log = logging.getLogger(__name__)
 
@@ -105,51 +105,54 @@ class BatchExecution:
 
     def run(self, thread: ThreadState) -> None:
         started = time.monotonic_ns()
-        live = [pending for pending in self.pendings if not pending.cancelled]
-        if not live:
-            return
+        live = self.pendings
+        if any(pending.cancelled for pending in live):
+            live = [pending for pending in live if not pending.cancelled]
+            if not live:
+                return
         for pending in live:
             pending.queue_ns = started - pending.queued_at_ns
         generation = self._slot.acquire()
         try:
-            self._outcomes = self._outcomes_of(thread, live, started, generation.engine)
+            instance = thread.instance(generation.engine)
+            run = self._run_one if len(live) == 1 else self._run_batch
+            self._outcomes = run(thread, instance, live, started)
         finally:
             generation.release()
         self._executed = live
 
-    def _outcomes_of(
-        self, thread: ThreadState, live: list[Pending], started: int, engine: Engine
+    def _run_one(
+        self, thread: ThreadState, instance: EngineInstance, live: Sequence[Pending], started: int
     ) -> Sequence[dict[str, Array] | HoneError]:
+        (pending,) = live
         try:
-            return self._run(thread, live, started, engine)
+            outputs = instance.run(pending.arrays, pending.output_names)
         except HoneError as problem:
-            if len(live) == 1:
-                return [problem]
+            return [problem]
         except Exception:
-            _log.exception("execution failed outside the engine")
-            return [InternalError("internal error")] * len(live)
-        return [self._outcomes_of(thread, [pending], time.monotonic_ns(), engine)[0] for pending in live]
+            return [_internal_error()]
+        pending.infer_ns = time.monotonic_ns() - started
+        self.infer_ns += pending.infer_ns
+        self.num_rows += pending.batch_size
+        return [dict(zip(pending.output_names, outputs, strict=True))]
 
-    def _run(
-        self, thread: ThreadState, live: list[Pending], started: int, engine: Engine
-    ) -> Sequence[dict[str, Array]]:
-        instance = thread.instance(engine)
-        alone = len(live) == 1
-        if alone:
-            inputs, names = live[0].arrays, live[0].output_names
-        else:
+    def _run_batch(
+        self, thread: ThreadState, instance: EngineInstance, live: Sequence[Pending], started: int
+    ) -> Sequence[dict[str, Array] | HoneError]:
+        names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
+        try:
             inputs = _assemble(live, thread)
-            names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
-        assembled = time.monotonic_ns()
-        outputs = dict(zip(names, instance.run(inputs, names), strict=True))
-        ran = time.monotonic_ns()
-        results = [outputs] if alone else _split(outputs, live)
-        ended = time.monotonic_ns()
-        self.input_ns += assembled - started
-        self.infer_ns += ran - assembled
-        self.output_ns += ended - ran
+            assembled = time.monotonic_ns()
+            outputs = dict(zip(names, instance.run(inputs, names), strict=True))
+            ran = time.monotonic_ns()
+            results = _split(outputs, live)
+        except HoneError:
+            return [self._run_one(thread, instance, [pending], time.monotonic_ns())[0] for pending in live]
+        except Exception:
+            return [_internal_error()] * len(live)
+        self.input_ns, self.infer_ns, self.output_ns = assembled - started, ran - assembled, time.monotonic_ns() - ran
         for pending in live:
-            pending.input_ns, pending.infer_ns, pending.output_ns = assembled - started, ran - assembled, ended - ran
+            pending.input_ns, pending.infer_ns, pending.output_ns = self.input_ns, self.infer_ns, self.output_ns
             self.num_rows += pending.batch_size
         return results
 
@@ -166,6 +169,12 @@ class BatchExecution:
                 if not pending.future.done():
                     pending.future.set_exception(InternalError("internal error"))
         self._on_delivered(self)
+
+
+def _internal_error() -> InternalError:
+    """For faults of hone itself, from within the handler that caught one: the client learns nothing of the inside."""
+    _log.exception("execution failed outside the engine")
+    return InternalError("internal error")
 
 
 def _assemble(pendings: Sequence[Pending], thread: ThreadState) -> dict[str, Array]:

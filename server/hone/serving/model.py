@@ -43,11 +43,15 @@ class _Tensor:
         self._plain = not spec.HasField("reshape") and bool(graph_shape)
 
     def fits(self, shape: Shape) -> bool:
-        if shape == self.dims:
+        dims = self.dims
+        if shape == dims:
             return True
-        return len(shape) == len(self.dims) and all(
-            want in (-1, got) for want, got in zip(self.dims, shape, strict=True)
-        )
+        if len(shape) != len(dims):
+            return False
+        for want, got in zip(dims, shape, strict=True):  # noqa: SIM110 (the hot path: a loop is quicker than all)
+            if want not in (-1, got):
+                return False
+        return True
 
     def to_engine(self, array: Array, *, batching: bool) -> Array:
         """The same memory in the shape that the engine takes; batch axis included on both sides."""
