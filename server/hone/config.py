@@ -103,7 +103,7 @@ class Settings(BaseModel):
     )
     http_max_connections: int = Field(default=4096, ge=1, description="Connections at the same time; more get 503.")
     http_restricted_api: tuple[str, ...] = Field(
-        default=(), description="'<group>,...:<header>=<value>': endpoints behind a key."
+        default=(), repr=False, description="'<group>,...:<header>=<value>': endpoints behind a key."
     )
     http_header_forward_pattern: str = Field(
         default="", description="Regular expression: request headers passed on as parameters."
@@ -117,7 +117,9 @@ class Settings(BaseModel):
         default=2**31 - 1, ge=1, le=2**31 - 1, description="Largest message in bytes, either way."
     )
     grpc_restricted_protocol: tuple[str, ...] = Field(
-        default=(), description="'<group>,...:<key>=<value>': calls behind the header triton-grpc-protocol-<key>."
+        default=(),
+        repr=False,
+        description="'<group>,...:<key>=<value>': calls behind the header triton-grpc-protocol-<key>.",
     )
     grpc_header_forward_pattern: str = Field(
         default="", description="Regular expression: metadata passed on as parameters."

@@ -23,6 +23,8 @@ ENVIRONMENT_PREFIX = "HONE_"
 #: Between the items of a list in an environment variable; ',' and ':' have meanings inside some items.
 LIST_SEPARATOR = ";"
 CONFIG_VARIABLE = "HONE_CONFIG"
+#: Settings that hold keys: their values are never shown.
+SECRET = ("http_restricted_api", "grpc_restricted_protocol")
 
 
 class SettingsError(InvalidRequest):
@@ -70,7 +72,8 @@ def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
         for error in problem.errors():
             name = str(error["loc"][0]) if error["loc"] else ""
             where = origin.get(name, name)
-            found = f", got {error['input']!r}" if name and not isinstance(error["input"], dict) else ""
+            told_input = name and name not in SECRET and not isinstance(error["input"], dict)
+            found = f", got {error['input']!r}" if told_input else ""
             told.append(
                 f"{where}: {error['msg'].removeprefix('Value error, ')}{found}"
                 if where

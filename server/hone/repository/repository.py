@@ -59,6 +59,8 @@ class ModelRepository:
         self._allow_file_override = allow_file_override
         self._fingerprints = fingerprints or Fingerprints()
         self._overrides = OverrideFolders()
+        if allow_file_override:
+            self._overrides.open()
         self._names: dict[Path, list[str]] = {}
 
     def scan(self) -> dict[str, ModelFolder | str]:

@@ -42,7 +42,9 @@ def test_folders_are_removed_when_told_and_at_the_end(disk, tmp_path):
     assert first.path != second.path
     disk.repository.release(first)
     disk.repository.release(first)
-    assert leftovers(tmp_path) == [second.path.name]
+    assert not first.path.exists()
+    assert second.path.is_dir()
+    assert leftovers(tmp_path) == [second.path.parent.name]
     disk.repository.close()
     assert leftovers(tmp_path) == []
 
