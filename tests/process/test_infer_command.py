@@ -178,7 +178,9 @@ def test_no_server(tmp_path: Path, url: str) -> None:
     assert "start one with 'hone serve'" in done.stderr
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:port", "127.0.0.1:99999", "", "[::1", "no such host:1", "https://127.0.0.1"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:port", "127.0.0.1:99999", "", "[::1", "no such host:1", "https://127.0.0.1"]
+)
 def test_urls_that_make_no_sense(tmp_path: Path, url: str) -> None:
     command = [sys.executable, "-m", "hone", "infer", "m", str(json_file(tmp_path, [1])), "--url", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -83,7 +83,9 @@ def test_files_that_are_allowed(repository: Path, tmp_path: Path) -> None:
     before = (repository / "m" / "1" / "model.onnx").read_bytes()
     flags = (*EVERYTHING, "--allow-file-override=true")
     with run_server(repository, *flags, environment={"TMPDIR": str(temporary)}) as server:
-        assert load(server, "m", PLAIN, {"1/model.onnx": models.scale(3.0), "5/model.onnx": models.scale(5.0)})[0] == 200
+        assert (
+            load(server, "m", PLAIN, {"1/model.onnx": models.scale(3.0), "5/model.onnx": models.scale(5.0)})[0] == 200
+        )
         assert answers(server, "m", 5.0), "the newest of the versions that came along"
         assert len(overrides(temporary)) == 1
         assert overrides(temporary)[0].stat().st_mode & 0o777 == 0o700, "nobody else may read or write there"

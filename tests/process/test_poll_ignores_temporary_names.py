@@ -27,7 +27,13 @@ def test_folders_with_such_names_are_passed_over_until_renamed(repository: Path)
 def test_files_with_such_names_change_nothing(repository: Path) -> None:
     folder = models.write_model(repository, "m", models.scale(2.0))
     with run_server(repository, *POLL) as server:
-        for path in ("1/model.onnx.part", "1/.model.onnx.swp", ".config.pbtxt.swp", "1/model.onnx~", "2.tmp/model.onnx"):
+        for path in (
+            "1/model.onnx.part",
+            "1/.model.onnx.swp",
+            ".config.pbtxt.swp",
+            "1/model.onnx~",
+            "2.tmp/model.onnx",
+        ):
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_bytes(b"half a file")
         let_polls_pass(server, repository)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import numpy as np
 
 from hone.errors import InvalidRequest, input_byte_size
 from hone.frontends.grpc_wire import Buffer
+from hone.strings import from_length_prefixed, to_length_prefixed
 from hone.types import BYTES, MAX_ELEMENTS, NUMPY_DTYPES, Array, Shape, num_elements
-
-_LENGTH = struct.Struct("<I")
 
 #: Datatype -> the one field of InferTensorContents that may carry it. FP16 and BF16 have none.
 _CONTENTS_FIELDS = {
@@ -120,42 +118,6 @@ def from_contents(model: str, name: str, datatype: str, shape: Shape, contents: 
     return _shaped(numbers.astype(NUMPY_DTYPES[datatype]), shape, model, name)
 
 
-def from_length_prefixed(name: str, content: Buffer, count: int) -> Array:
-    """A flat BYTES tensor of exactly `count` elements, each after its length in four little-endian bytes.
-
-    Raises InvalidRequest where lengths and elements do not fill `content` exactly. Allocates by what `content` holds,
-    not by what `count` claims.
-    """
-    content = bytes(content)
-    found: list[bytes] = []
-    end = len(content)
-    position = 0
-    while position < end:
-        start = position + _LENGTH.size
-        if start > end:
-            raise InvalidRequest(
-                f"incomplete string length indicator for inference input '{name}', expecting {_LENGTH.size} bytes but"
-                f" only {end - position} bytes available"
-            )
-        (length,) = _LENGTH.unpack_from(content, position)
-        position = start + length
-        if position > end:
-            raise InvalidRequest(
-                f"incomplete string data for inference input '{name}', expecting string of length {length} but only"
-                f" {end - start} bytes available"
-            )
-        found.append(content[start:position])
-    if len(found) > count:
-        raise InvalidRequest(
-            f"unexpected number of string elements {len(found)} for inference input '{name}', expecting {count}"
-        )
-    if len(found) < count:
-        raise InvalidRequest(f"expected {count} string elements for inference input '{name}', got {len(found)}")
-    strings: Array = np.empty(count, np.object_)
-    strings[:] = found
-    return strings
-
-
 def to_raw(datatype: str, array: Array) -> Buffer:
     """Bytes of an output as `raw_output_contents` carries them, without a copy where the array is large."""
     if datatype == BYTES:
@@ -163,13 +125,6 @@ def to_raw(datatype: str, array: Array) -> Buffer:
     if array.nbytes <= _COPIED_BYTES:
         return array.tobytes()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def to_length_prefixed(array: Array) -> bytes:
-    parts: list[bytes] = []
-    for item in array.reshape(-1):
-        parts += (_LENGTH.pack(len(item)), item)
-    return b"".join(parts)
 
 
 def _shaped(array: Array, shape: Shape, model: str, name: str) -> Array:

@@ -30,6 +30,8 @@ class Exchange(Protocol):
     fields: Mapping[bytes, bytes]
     #: Whether the client has gone away.
     gone: bool
+    #: The task that handles the request, where the exchange knows it.
+    task: asyncio.Task[None] | None
 
     def whole_body(self) -> Buffer | None:
         """The body if it has arrived in full, so that small requests wait for nothing."""
@@ -50,6 +52,7 @@ class AsgiExchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         self.fields: Mapping[bytes, bytes] = {name.lower(): value for name, value in scope["headers"]}
         self.gone = False
+        self.task: asyncio.Task[None] | None = None
         self._receive = receive
         self._send = send
         self._limit = limit

@@ -87,7 +87,7 @@ class InferHandler:
             request = decoded.request
             if not decoded.binary or request.outputs:
                 refuse_json_outputs(lease.metadata, decoded)
-            task = asyncio.current_task()
+            task = exchange.task or asyncio.current_task()
             if task is not None:
                 exchange.call_when_gone(task.cancel)
             try:

@@ -11,10 +11,10 @@ import numpy as np
 import orjson
 
 from hone.errors import InvalidRequest, input_byte_size
-from hone.frontends.grpc_tensors import from_length_prefixed, to_length_prefixed
 from hone.frontends.http_errors import input_too_large
 from hone.frontends.http_json import dump_numbers
 from hone.frontends.http_parameters import json_type
+from hone.strings import from_length_prefixed, to_length_prefixed
 from hone.types import BYTES, MAX_ELEMENTS, NUMPY_DTYPES, Array, Shape
 
 Buffer: TypeAlias = bytes | memoryview

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from hone.errors import ConfigError
+from hone.errors import ConfigError, InvalidRequest
 from hone.protos import config_pb
 from hone.repository.datatypes import datatype_name, protocol_datatype
 from hone.repository.definition import ModelDefinition
 from hone.repository.files import read_limited, reason_of, relative_path
 from hone.repository.shapes import VARIABLE, show, to_engine
+from hone.strings import from_length_prefixed
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec, num_elements
 
 WARMUP_FOLDER = "warmup"
@@ -138,7 +139,7 @@ def _from_file(definition: ModelDefinition, name: str, datatype: str, dims: tupl
             definition.name, field, f"cannot read '{name}' in folder '{WARMUP_FOLDER}': {reason_of(problem)}"
         ) from problem
     if datatype == BYTES:
-        return _parse_bytes(data, dims, definition.name, field)
+        return _parse_bytes(name, data, dims, definition.name, field)
     dtype = NUMPY_DTYPES[datatype]
     expected = num_elements(dims) * dtype.itemsize
     if len(data) != expected:
@@ -150,24 +151,8 @@ def _from_file(definition: ModelDefinition, name: str, datatype: str, dims: tupl
     return np.frombuffer(data, dtype).reshape(dims)
 
 
-def _parse_bytes(data: bytes, dims: tuple[int, ...], model: str, field: str) -> Array:
-    """The protocol's form of BYTES: each element behind its length, 4 bytes little-endian."""
-    expected = num_elements(dims)
-    items: list[bytes] = []
-    position = 0
-    while position < len(data):
-        if len(items) == expected:
-            raise ConfigError(model, field, f"expected {expected} strings for {show(dims)}, found more")
-        length = int.from_bytes(data[position : position + 4], "little")
-        start = position + 4
-        if start + length > len(data):
-            raise ConfigError(
-                model, field, f"string {len(items)} claims {length} bytes, only {max(len(data) - start, 0)} are left"
-            )
-        items.append(data[start : start + length])
-        position = start + length
-    if len(items) != expected:
-        raise ConfigError(model, field, f"expected {expected} strings for {show(dims)}, found {len(items)}")
-    array = np.empty(expected, dtype=np.object_)
-    array[:] = items
-    return array.reshape(dims)
+def _parse_bytes(name: str, data: bytes, dims: tuple[int, ...], model: str, field: str) -> Array:
+    try:
+        return from_length_prefixed(name, data, num_elements(dims)).reshape(dims)
+    except InvalidRequest as problem:
+        raise ConfigError(model, field, str(problem)) from problem

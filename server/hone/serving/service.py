@@ -24,6 +24,7 @@ from hone.serving.model import ServedModel
 from hone.serving.registry import ModelRegistry
 from hone.serving.reply import Reply
 from hone.serving.shared_memory import SharedMemoryRegions
+from hone.strings import to_length_prefixed
 from hone.tracing import TraceControl, Tracer
 from hone.types import (
     BYTES,
@@ -328,5 +329,5 @@ def _reason(problem: HoneError) -> str:
 def _wire_bytes(array: Array) -> bytes | memoryview:
     """The tensor as the protocol writes it."""
     if array.dtype == np.object_:
-        return b"".join(len(item).to_bytes(4, "little") + item for item in array.flat)
+        return to_length_prefixed(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

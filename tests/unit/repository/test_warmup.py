@@ -104,12 +104,12 @@ def test_strings_from_a_file(disk):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "expected 2 strings for [2], found 0"),
-        (b"\x01\0\0\0a", "expected 2 strings for [2], found 1"),
-        (b"\x01\0\0\0a" * 3, "expected 2 strings for [2], found more"),
-        (b"\x01\0\0\0a\x02\0\0\0b", "string 1 claims 2 bytes, only 1 are left"),
-        (b"\x01\0\0\0a\xff\xff\xff\xff", "string 1 claims 4294967295 bytes, only 0 are left"),
-        (b"\x01\0\0\0a\x01\0", "string 1 claims 1 bytes, only 0 are left"),
+        (b"", "expected 2 string elements"),
+        (b"\x01\0\0\0a", "expected 2 string elements"),
+        (b"\x01\0\0\0a" * 3, "unexpected number of string elements 3"),
+        (b"\x01\0\0\0a\x02\0\0\0b", "string of length 2 but only 1 bytes available"),
+        (b"\x01\0\0\0a\xff\xff\xff\xff", "string of length 4294967295 but only 0 bytes available"),
+        (b"\x01\0\0\0a\x01\0", "incomplete string length indicator"),
     ],
 )
 def test_bad_strings_are_refused(disk, data, reason):
@@ -117,7 +117,8 @@ def test_bad_strings_are_refused(disk, data, reason):
     problem = refused(
         disk, one("data_type: TYPE_STRING dims: 2 input_data_file: 'row'"), [TensorSpec("x", "BYTES", (-1, 2))]
     )
-    assert (problem.field, problem.reason) == ('model_warmup[0].inputs["x"].input_data_file', reason)
+    assert problem.field == 'model_warmup[0].inputs["x"].input_data_file'
+    assert reason in problem.reason
 
 
 @pytest.mark.parametrize("size", [0, 23, 25, 48])

@@ -1,0 +1,91 @@
+"""What tuning may take: seconds a model, a share of the cores, memory, and when it steps aside for requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hone.tuning.activity import Activity
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of the tuning of one model version."""
+
+    seconds: float = 1200.0
+    """Seconds that its children may run (time in which they are paused does not count)."""
+    cpu_share: float = 0.5
+    """Share of the cores that compiling may use; at least one core, and less than all where there are several."""
+    memory_bytes: int = 4 * GIB
+    """Resident memory of a child with everything it started."""
+    nice: int = 19
+    pause: bool = True
+    """Step aside while requests are in flight."""
+    silence_seconds: float = 300.0
+    """A child that tells no progress for so long hangs."""
+
+    def __post_init__(self) -> None:
+        if self.seconds < 0:
+            raise ValueError(f"seconds: expected 0 or more, found {self.seconds:g}")
+        if not 0 < self.cpu_share <= 1:
+            raise ValueError(f"cpu_share: expected a share in (0, 1], found {self.cpu_share:g}")
+        if self.memory_bytes <= 0:
+            raise ValueError(f"memory_bytes: expected more than 0, found {self.memory_bytes}")
+        if not 0 <= self.nice <= 19:
+            raise ValueError(f"nice: expected 0 to 19, found {self.nice}")
+        if self.silence_seconds <= 0:
+            raise ValueError(f"silence_seconds: expected more than 0, found {self.silence_seconds:g}")
+
+    def build_threads(self, num_cores: int) -> int:
+        """Threads for compiling: fewer than cores, where there is more than one."""
+        return max(1, min(int(num_cores * self.cpu_share), num_cores - 1))
+
+
+class Pacer:
+    """Says when a child is to be stopped for the sake of requests, and when to go on.
+
+    A child runs while serving is quiet. While it is busy the child runs in short slices, which add up to `min_share`
+    of that time: so its work is done within `1 / min_share` times what it takes on an idle machine, however busy
+    serving is, give or take what the operating system's scheduler takes from a process of low priority.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Activity],
+        *,
+        min_share: float = 0.4,
+        quiet_seconds: float = 0.05,
+        slice_seconds: float = 0.1,
+    ) -> None:
+        if not 0 < min_share <= 1:
+            raise ValueError(f"min_share: expected a share in (0, 1], found {min_share:g}")
+        self._read = read
+        self._min_share = min_share
+        self._quiet_seconds = quiet_seconds
+        self._slice_seconds = slice_seconds
+        self._last_read: Activity | None = None
+        self._last_seconds: float | None = None
+        self._busy_until = float("-inf")
+        self._owed = 0.0
+        """Seconds of running that the child is behind its share."""
+        self.paused = False
+
+    def step(self, now: float) -> bool:
+        """Whether the child is to be stopped from `now` (seconds of any steady clock) until the next step."""
+        elapsed = max(0.0, now - self._last_seconds) if self._last_seconds is not None else 0.0
+        self._last_seconds = now
+        activity = self._read()
+        if activity.num_in_flight or (self._last_read is not None and activity != self._last_read):
+            self._busy_until = now + self._quiet_seconds
+        self._last_read = activity
+        if now >= self._busy_until:
+            self._owed = 0.0
+            self.paused = False
+            return False
+        self._owed += elapsed * (self._min_share if self.paused else self._min_share - 1.0)
+        # A slice begins when a whole one is owed and ends when the debt is paid.
+        slice_owed = self._slice_seconds * (1.0 - self._min_share)
+        self.paused = self._owed < slice_owed if self.paused else self._owed <= 0.0
+        return self.paused
