@@ -67,7 +67,7 @@ class Settings(BaseModel):
         default="none", description="none: load all at start; poll: follow the folder; explicit: load by request."
     )
     repository_poll_secs: float = Field(
-        default=2.0, gt=0, description="Seconds between two looks at the repository in poll mode."
+        default=2.0, allow_inf_nan=False, gt=0, description="Seconds between two looks at the repository in poll mode."
     )
     load_model: tuple[str, ...] = Field(
         default=(), description="Model to load at start in explicit mode; may be given several times; '*' for all."
@@ -89,7 +89,9 @@ class Settings(BaseModel):
         default=True, description="Ready only while every model meant to be served is ready."
     )
     ready_requires_model: bool = Field(default=False, description="An empty repository is not ready.")
-    exit_timeout_secs: float = Field(default=30.0, ge=0, description="Seconds that requests in flight get at shutdown.")
+    exit_timeout_secs: float = Field(
+        default=30.0, allow_inf_nan=False, ge=0, description="Seconds that requests in flight get at shutdown."
+    )
     intra_op_threads: int = Field(
         default=0, ge=0, description="Threads of ONNX Runtime's shared pool; 0 for the cores this process may use."
     )

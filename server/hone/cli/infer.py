@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -36,11 +38,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    host, _, port = arguments.url.removeprefix("http://").rstrip("/").partition(":")
-    server = _Server(host, int(port or 8000))
-    path = f"/v2/models/{arguments.model}"
+    server = _Server.at(arguments.url)
+    path = f"/v2/models/{quote(arguments.model, safe='')}"
     if arguments.model_version:
-        path += f"/versions/{arguments.model_version}"
+        path += f"/versions/{quote(arguments.model_version, safe='')}"
     metadata = server.call("GET", path)
     config = server.call("GET", f"{path}/config")
     spec = _pick_input(metadata, arguments.input)
@@ -86,14 +87,27 @@ def read_input(path: Path, datatype: str, shape: Shape) -> Array:
             raise InvalidRequest(
                 f"{path}: unknown kind of file '{suffix}', expected .npy, .json or one of {', '.join(PICTURES)}"
             )
-        array = array.astype(dtype)
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, EOFError, OverflowError) as problem:
         raise InvalidRequest(f"{path}: cannot be read as {datatype} array: {problem}") from problem
+    array = _converted(path, array, datatype)
     if array.ndim == len(shape) + 1 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != len(shape) or any(want not in (-1, got) for want, got in zip(shape, array.shape, strict=True)):
         raise InvalidRequest(f"{path}: array of shape {list(array.shape)} does not fit the model's {list(shape)}")
     return array
+
+
+def _converted(path: Path, array: Array, datatype: str) -> Array:
+    """The same numbers in the model's datatype. Raises InvalidRequest where they would not be the same."""
+    dtype = NUMPY_DTYPES[datatype]
+    if array.dtype.kind not in "biuf":
+        raise InvalidRequest(f"{path}: cannot be read as {datatype} array: it holds {array.dtype}, not numbers")
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+        kept = converted.astype(array.dtype) == array
+    if dtype.kind != "f" and not kept.all():
+        raise InvalidRequest(f"{path}: {array[~kept][0]} is no {datatype}")
+    return converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,10 @@ def _read_picture(path: Path, dtype: Any, shape: Shape) -> Array:
             picture = opened.convert("L" if fit.channels == 1 else "RGB")
     except UnidentifiedImageError as problem:
         raise InvalidRequest(f"{path}: not a picture") from problem
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        if isinstance(problem, OSError) and problem.filename is not None:
+            raise  # the file cannot be opened: the system names it
+        raise InvalidRequest(f"{path}: cannot be read as a picture: {problem}") from problem
     if fit.height > 0 and fit.width > 0:
         picture = picture.resize((fit.width, fit.height), Image.Resampling.BOX)
     pixels = np.asarray(picture)
@@ -172,6 +190,21 @@ class _Server:
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
+
+    @classmethod
+    def at(cls, url: str) -> _Server:
+        """Raises InvalidRequest for anything but `host:port`, with or without `http://` in front."""
+        expected = "expected host:port, such as 127.0.0.1:8000 or [::1]:8000"
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError as problem:
+            raise InvalidRequest(f"--url {url}: {problem}; {expected}") from problem
+        if parts.scheme not in ("", "http"):
+            raise InvalidRequest(f"--url {url}: {parts.scheme} is not spoken here; {expected}")
+        if not host or not re.fullmatch(r"[\w.:-]+", host, re.ASCII) or parts.path.strip("/") or parts.query:
+            raise InvalidRequest(f"--url {url}: {expected}")
+        return cls(host, 8000 if port is None else port)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=60)

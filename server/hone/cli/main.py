@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it failed (the reason is on standard error), 2 unusable ar
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
     infer.add_parser(commands)
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = commands.choices[parsed.command]
+        flags = [flag for action in command._actions for flag in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(parsed.run(parsed))
     except (HoneError, OSError) as problem:

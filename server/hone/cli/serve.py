@@ -12,7 +12,11 @@ from hone.cli.settings import SettingsError, add_arguments, read_settings
 
 def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="serve a model repository", description="Serve a model repository over KServe v2 (HTTP and gRPC)."
+        "serve",
+        help="serve a model repository",
+        description="Serve a model repository over KServe v2 (HTTP and gRPC).",
+        usage="hone serve [--FLAG[=VALUE] ...]",
+        allow_abbrev=False,
     )
     add_arguments(parser)
     parser.set_defaults(run=run)

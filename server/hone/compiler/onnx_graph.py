@@ -18,7 +18,7 @@ from hone.types import Array, Shape
 
 #: Tensors of at most so many items stay in the graph, and so in the code: scalars, axes, shapes. 64-bit integers may
 #: be shapes, indices and paddings, which converters want to see. What is larger is a weight, and stays out.
-MAX_INLINE_ITEMS = 16
+MAX_INLINE_ITEMS = 8
 MAX_INLINE_INT64_ITEMS = 1024
 
 #: The standard operators' domain under both its names.

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
-from onnx import NodeProto, TensorProto, helper
+from onnx import GraphProto, TensorProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -31,14 +29,15 @@ from hone.compiler.simplify import (
     raise_opset,
     simplify,
 )
-from hone.types import NUMPY_DTYPES, Array, Shape, TensorSpec
+from hone.types import BYTES, NUMPY_DTYPES, Array, Shape, TensorSpec
 
-logger = logging.getLogger(__name__)
-
-#: Rewrites may open the way for others (an unrolled loop holds an LSTM); a model needs two or three rounds.
+#: Rewrites may open the way for others (an unrolled loop may hold an LSTM); a model needs two or three rounds.
 MAX_ROUNDS = 8
 
-_DATATYPES = {dtype.name: datatype for datatype, dtype in NUMPY_DTYPES.items() if datatype != "BYTES"}
+_DATATYPES = {dtype.name: datatype for datatype, dtype in NUMPY_DTYPES.items() if datatype != BYTES}
+
+#: Operators whose output's shape depends on values. A specialization has fixed shapes.
+_SHAPED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,26 @@ class Unsupported:
 class ImportedModel:
     """A model as the compiler takes it.
 
-    `mod`'s `main` takes the model's inputs in the order of `inputs`, then the weights in the order of `params`
-    (attribute `num_input` tells how many are inputs), and returns one tensor, or a tuple in the order of `outputs`.
-    Constants of at most 16 items (64-bit integers: 1024) are in the code.
+    `mod`'s `main` takes the model's inputs in the order of `inputs`, then the weights in the order of `params` (its
+    attribute `num_input` tells how many are inputs), and returns one tensor, or a tuple in the order of `outputs`.
+    Constants of at most 8 items (64-bit integers: 1024) are in the code.
     """
 
     mod: tvm.IRModule
     params: dict[str, Array]
     initializers: dict[str, str]
-    """Parameter -> the model file's initializer with the same dtype, shape and bytes; derived parameters are absent."""
+    """Parameter -> the model file's initializer of the same dtype, shape and bytes; derived parameters are absent."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graph_digest: str
     """Of the graph, its interface and its weights; not of the names inside it or the order its nodes are listed in."""
+
+
+class _CannotImport(Exception):
+    def __init__(self, operator: str, reason: str) -> None:
+        super().__init__(reason)
+        self.operator = operator
+        self.reason = reason
 
 
 class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
@@ -84,15 +90,27 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
     Raises OSError where the file cannot be read; every other difficulty is an `Unsupported`. What crashes the process
     (TVM can) is for the caller's child process to survive.
     """
-    operators = _Progress()
     try:
         graph = load_with_shapes(path, shapes)
-        outputs = [value.name for value in graph.model.graph.output]
-        sources = {digest: name for name, digest in reversed(_digests(graph.weights).items())}
+        inputs, outputs = list(graph.input_names), [value.name for value in graph.model.graph.output]
+        initializers = {digest_tensor(array): name for name, array in reversed(graph.weights.items())}
         make_importable(graph)
-        return _to_relax(graph, outputs, sources)
+        _check_operators(graph)
+        canonicalize(graph)
+        digests = {name: digest_tensor(array) for name, array in graph.weights.items()}
+        mod = _convert(graph)
+        return ImportedModel(
+            mod=mod,
+            params=graph.weights,
+            initializers={name: initializers[digest] for name, digest in digests.items() if digest in initializers},
+            inputs=_specs(inputs, [param.ty for param in mod["main"].params[: len(inputs)]]),
+            outputs=_specs(outputs, _output_types(mod, graph)),
+            graph_digest=digest_graph(graph, inputs, outputs, digests),
+        )
     except CannotSimplify as problem:
-        return Unsupported(operators.current, str(problem))
+        return Unsupported(problem.operator, str(problem))
+    except _CannotImport as problem:
+        return Unsupported(problem.operator, problem.reason)
 
 
 def make_importable(graph: Graph) -> None:
@@ -100,9 +118,84 @@ def make_importable(graph: Graph) -> None:
     rewrite(graph)
     simplify(graph, with_weights=True)
     raise_opset(graph)
-    known = set(onnx_frontend._get_convert_map())
+    known = _known_operators()
     for _ in range(MAX_ROUNDS):
-        foreign = {node.op_type for node in graph.nodes} - known
+        foreign = {node.op_type for node in graph.nodes if node.domain in ONNX_DOMAINS} - known
         if not (rewrite(graph) or inline_functions(graph, foreign)):
             return
         simplify(graph, with_weights=False)
+
+
+def _known_operators() -> set[str]:
+    return set(onnx_frontend._get_convert_map()) | {"Constant"}
+
+
+def _check_operators(graph: Graph) -> None:
+    known = _known_operators()
+    for node in graph.nodes:
+        if node.domain not in ONNX_DOMAINS:
+            raise _CannotImport(node.op_type, f"operator {node.op_type} of domain {node.domain} has no converter")
+        if node.op_type not in known or subgraphs(node):
+            raise _CannotImport(node.op_type, f"operator {node.op_type} has no converter")
+    form = graph.model.graph
+    for value in (*form.input, *form.output):
+        if not value.type.HasField("tensor_type"):
+            raise _CannotImport(_maker(form, value.name), f"{value.name} is no tensor")
+        if value.type.tensor_type.elem_type == TensorProto.STRING:
+            raise _CannotImport(_maker(form, value.name), f"{value.name} is a tensor of strings")
+
+
+def _convert(graph: Graph) -> tvm.IRModule:
+    """Through TVM's importer, which sees the weights as inputs."""
+    form = graph.model.graph
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in form.input}
+    importer = _Importer(shapes, None, keep_params_in_input=False)
+    _inline_constants(form)
+    try:
+        # The importer prints what it fails at, and warns of what the caller cannot change.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mod = importer.from_onnx(form, graph.opset)
+            mod["main"] = mod["main"].with_attr("num_input", len(graph.input_names))
+            relax.analysis.well_formed(mod)
+            return mod
+    except Exception as problem:  # converters raise whatever fails inside them
+        raise _CannotImport(importer.operator, f"{importer.operator}: {first_line(problem)}") from problem
+
+
+def _inline_constants(form: GraphProto) -> None:
+    """Small constants as nodes: so the importer takes them for constants, not for weights."""
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in form.initializer]
+    nodes = list(form.node)
+    del form.initializer[:]
+    del form.node[:]
+    form.node.extend(constants + nodes)
+
+
+def _output_types(mod: tvm.IRModule, graph: Graph) -> list[Any]:
+    result = mod["main"].ret_ty
+    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    form = graph.model.graph
+    for value, kind in zip(form.output, types, strict=True):
+        if not isinstance(kind, relax.TensorType):
+            raise _CannotImport(_maker(form, value.name), f"output {value.name} is no tensor")
+        if kind.shape is None or not all(isinstance(dim, (int, tvm.tirx.IntImm)) for dim in kind.shape):
+            makers = [node.op_type for node in form.node if node.op_type in _SHAPED_BY_DATA]
+            operator = makers[0] if makers else _maker(form, value.name)
+            raise _CannotImport(operator, f"the shape of an output depends on values ({operator})")
+    return types
+
+
+def _maker(form: GraphProto, name: str) -> str:
+    """The operator that makes a value."""
+    return next((str(node.op_type) for node in form.node if name in node.output), "")
+
+
+def _specs(names: list[str], types: list[Any]) -> tuple[TensorSpec, ...]:
+    specs = []
+    for name, kind in zip(names, types, strict=True):
+        datatype = _DATATYPES.get(str(kind.dtype))
+        if datatype is None:
+            raise _CannotImport("", f"{name} has type {kind.dtype}, which the protocol cannot carry")
+        specs.append(TensorSpec(name, datatype, tuple(int(dim) for dim in kind.shape)))
+    return tuple(specs)

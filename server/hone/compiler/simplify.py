@@ -37,6 +37,8 @@ _IR_WITHOUT_LISTED_INITIALIZERS = 4
 class CannotSimplify(Exception):
     """The model, at these shapes, is not one that ONNX or ONNX Runtime can follow; the text says why."""
 
+    operator = ""
+
 
 def load_with_shapes(path: Path, shapes: Mapping[str, Shape]) -> Graph:
     """Read a model, give its inputs these shapes. Raises CannotSimplify naming an input that has none, OSError."""

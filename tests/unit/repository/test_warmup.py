@@ -174,7 +174,7 @@ def test_more_than_one_row_needs_batching(disk):
 @given(st.binary(max_size=40), st.integers(1, 4))
 def test_any_bytes_are_strings_or_refused(data, expected):
     try:
-        array = _parse_bytes(data, (expected,), "m", "field")
+        array = _parse_bytes("x", data, (expected,), "m", "field")
     except ConfigError:
         return
     assert b"".join(len(item).to_bytes(4, "little") + item for item in array) == data

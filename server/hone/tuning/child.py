@@ -1,0 +1,373 @@
+"""A tuning child as its parent sees it: started, fed one job, watched, and ended with all it started.
+
+Everything that can hang, crash or eat memory runs in there, so every way it can end is a result with a reason that one
+can read, and none is an exception. `run` blocks the calling thread (the tuner's) until the child's whole process group
+is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hone.tuning import group
+from hone.tuning.budget import Pacer
+from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, LineReader, Message, encode
+
+_log = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-m", "hone.tuning.worker")
+
+#: Seconds between two looks at the child: while requests may make it pause, and else.
+_PACED_TICK_SECONDS = 0.01
+_TICK_SECONDS = 0.05
+_MEMORY_INTERVAL_SECONDS = 0.1
+#: Seconds that a child gets to leave by itself after its last word, and that its killed group gets to be gone.
+_LEAVE_SECONDS = 5.0
+_END_SECONDS = 30.0
+_TAIL_BYTES = 1 << 14
+_CHUNK_BYTES = 1 << 16
+
+#: Events with which a child tells that its job is over.
+DONE, FAILED = "done", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a child. Seconds are those in which it was not paused."""
+
+    seconds: float
+    memory_bytes: int
+    silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a child ended. `reason` is a sentence, empty for a job that was done; `detail` is the end of its stderr."""
+
+    outcome: Literal["done", "failed", "cancelled"]
+    reason: str = ""
+    detail: str = ""
+    stage: str = ""
+    """What the child was at when it ended, in its own words."""
+    seconds: float = 0.0
+    running_seconds: float = 0.0
+    """Without the time in which it was paused."""
+    peak_bytes: int = 0
+
+
+class Child:
+    """One child process for one job. `on_event` and `on_tick` are called on the thread that calls `run`.
+
+    An event is a JSON object with an `event`; the child's own `stage` and the last words (`done`, and `failed` with a
+    `reason`) are understood here, the rest is the caller's. Events with `"paced": true` tell that the child steps
+    aside for requests by itself from here on, those with false that it is to be paused from outside.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        limits: Limits,
+        *,
+        on_event: Callable[[Message], None],
+        on_tick: Callable[[], None] = lambda: None,
+        pacer: Pacer | None = None,
+        descriptors: Sequence[int] = (),
+        command: Sequence[str] = WORKER_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._on_event = on_event
+        self._on_tick = on_tick
+        self._pacer = pacer
+        self._descriptors = tuple(descriptors)
+        self._command = tuple(command)
+        self._clock = clock
+        self._cancelled = threading.Event()
+        self._cancel_reason = ""
+        self.pid: int | None = None
+
+    def cancel(self, reason: str) -> None:
+        """End the child soon; from any thread, at any time."""
+        self._cancel_reason = self._cancel_reason or reason
+        self._cancelled.set()
+
+    def run(self) -> JobResult:
+        if self._cancelled.is_set():
+            return JobResult("cancelled", self._cancel_reason)
+        try:
+            spec = encode(self._spec, MAX_SPEC_BYTES)
+        except Garbage as problem:
+            return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}")
+        try:
+            watch = _Watch(self._command, spec, self._descriptors, self._clock)
+        except OSError as problem:
+            return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
+        self.pid = watch.pid
+        try:
+            return self._supervise(watch)
+        finally:
+            watch.close()
+
+    def _supervise(self, watch: _Watch) -> JobResult:
+        tick = _TICK_SECONDS if self._pacer is None else _PACED_TICK_SECONDS
+        while True:
+            try:
+                for event in watch.poll(tick):
+                    self._on_event(event)
+            except Garbage as problem:
+                return watch.result("failed", f"the tuning process wrote garbage: {problem}")
+            self._on_tick()
+            if self._cancelled.is_set():
+                return watch.result("cancelled", self._cancel_reason)
+            if watch.last_word is not None and watch.has_left():
+                return watch.verdict()
+            if watch.ended():
+                return watch.death()
+            reason = watch.exceeded(self._limits)
+            if reason:
+                return watch.result("failed", reason)
+            if self._pacer is not None:
+                pause = self._pacer.step(self._clock())
+                watch.set_paused(pause and not watch.paces_itself and watch.last_word is None)
+
+
+class _Watch:
+    """The process, its pipes and what was seen of it."""
+
+    def __init__(
+        self, command: Sequence[str], spec: bytes, descriptors: Sequence[int], clock: Callable[[], float]
+    ) -> None:
+        """Raises OSError when the process cannot be started."""
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._reader = LineReader()
+        self._tail = bytearray()
+        self._spec = memoryview(spec)
+        self._open: list[int] = []
+        try:
+            life_read, self._life = self._pipe()
+            spec_read, self._spec_write = self._pipe()
+            self._events, events_write = self._pipe()
+            self._errors, errors_write = self._pipe()
+            self._process = subprocess.Popen(
+                [*command, str(life_read), str(events_write)],
+                stdin=spec_read,
+                stdout=errors_write,
+                stderr=errors_write,
+                pass_fds=(life_read, events_write, *descriptors),
+                process_group=0,
+            )
+        except BaseException:
+            self._selector.close()
+            self._close_all()
+            raise
+        for descriptor in (life_read, spec_read, events_write, errors_write):
+            self._shut(descriptor)
+        self.pid = self._process.pid
+        for descriptor in (self._spec_write, self._events, self._errors):
+            os.set_blocking(descriptor, False)
+        self._selector.register(self._spec_write, selectors.EVENT_WRITE)
+        self._selector.register(self._events, selectors.EVENT_READ)
+        self._selector.register(self._errors, selectors.EVENT_READ)
+        self.stage = "starting"
+        self.paces_itself = False
+        self.last_word: Message | None = None
+        self._last_word_at = 0.0
+        self._paused_since: float | None = None
+        self._paused_seconds = 0.0
+        self._started = clock()
+        self._last_event_at = 0.0
+        self._next_memory = self._started
+        self._peak_bytes = self._resident_bytes = 0
+
+    # --- what it says
+
+    def poll(self, timeout: float) -> list[Message]:
+        """Wait for something to happen, at most `timeout` seconds; the events that came. Raises Garbage."""
+        events: list[Message] = []
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._spec_write:
+                self._send()
+            elif key.fd == self._errors:
+                self._read_errors()
+            else:
+                events += self._read_events()
+        return events
+
+    def _read_events(self) -> list[Message]:
+        events: list[Message] = []
+        while data := self._read(self._events):
+            events += self._reader.feed(data)
+        if events:
+            self._last_event_at = self._running_seconds()
+        for event in events:
+            self.stage = str(event.get("stage", self.stage))[:200]
+            self.paces_itself = event.get("paced", self.paces_itself) is True
+            if event["event"] in (DONE, FAILED) and self.last_word is None:
+                self.last_word, self._last_word_at = event, self._clock()
+        return events
+
+    def _read_errors(self) -> None:
+        while data := self._read(self._errors):
+            self._tail += data
+            del self._tail[:-_TAIL_BYTES]
+
+    def _read(self, descriptor: int) -> bytes:
+        """What is there; nothing where there is nothing now, and no more where the other end is closed."""
+        if descriptor not in self._open:
+            return b""
+        try:
+            data = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._forget(descriptor)
+        return data
+
+    def _send(self) -> None:
+        try:
+            self._spec = self._spec[os.write(self._spec_write, self._spec) :]
+        except BrokenPipeError:
+            self._spec = self._spec[:0]
+        if not self._spec:
+            self._forget(self._spec_write)
+
+    # --- what becomes of it
+
+    def ended(self) -> bool:
+        return group.has_ended(self.pid)
+
+    def has_left(self) -> bool:
+        """Whether it ended after its last word, or has had the time to."""
+        return self.ended() or self._clock() - self._last_word_at > _LEAVE_SECONDS
+
+    def exceeded(self, limits: Limits) -> str:
+        """Which limit it passed, in words; empty while it passed none."""
+        running = self._running_seconds()
+        if running > limits.seconds:
+            return f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
+        if running - self._last_event_at > limits.silence_seconds:
+            return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}"
+        now = self._clock()
+        if now >= self._next_memory:
+            self._next_memory = now + _MEMORY_INTERVAL_SECONDS
+            self._resident_bytes = group.resident_bytes(group.members(self.pid))
+            self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
+        if self._resident_bytes > limits.memory_bytes:
+            return (
+                f"the tuning process took {_mib(self._resident_bytes)} of memory with all it started, its limit is"
+                f" {_mib(limits.memory_bytes)}{self._at()}"
+            )
+        return ""
+
+    def verdict(self) -> JobResult:
+        """By its last word."""
+        assert self.last_word is not None
+        if self.last_word["event"] == DONE:
+            return self.result("done", "")
+        return self.result("failed", str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000])
+
+    def death(self) -> JobResult:
+        """It ended without a last word, unless that still waits in the pipe."""
+        with suppress(Garbage):
+            self._read_events()
+        self._read_errors()
+        if self.last_word is not None:
+            return self.verdict()
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        if status.si_code == os.CLD_EXITED:
+            return self.result(
+                "failed", f"the tuning process ended with exit code {status.si_status} before its job was done{self._at()}"
+            )
+        return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}")
+
+    def result(self, outcome: Literal["done", "failed", "cancelled"], reason: str) -> JobResult:
+        self._read_errors()
+        return JobResult(
+            outcome,
+            reason,
+            self._tail.decode("utf-8", "replace").strip() if outcome == "failed" else "",
+            self.stage,
+            self._clock() - self._started,
+            self._running_seconds(),
+            self._peak_bytes,
+        )
+
+    # --- what is done to it
+
+    def set_paused(self, paused: bool) -> None:
+        if paused == (self._paused_since is not None):
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGSTOP if paused else signal.SIGCONT)
+        now = self._clock()
+        if self._paused_since is None:
+            self._paused_since = now
+        else:
+            self._paused_seconds += now - self._paused_since
+            self._paused_since = None
+
+    def close(self) -> None:
+        """End it and everything it started, and wait until all is gone."""
+        left = group.end(self.pid, _END_SECONDS)
+        if left:
+            _log.error("tuning processes %s do not end, although they were killed", left)
+        if not left or self.pid not in left:
+            self._process.wait()
+            group.reap_adopted(self.pid)
+        self._selector.close()
+        self._close_all()
+
+    def _running_seconds(self) -> float:
+        now = self._clock()
+        paused = self._paused_seconds + (now - self._paused_since if self._paused_since is not None else 0.0)
+        return now - self._started - paused
+
+    def _at(self) -> str:
+        return f" (while {self.stage})"
+
+    # --- descriptors
+
+    def _pipe(self) -> tuple[int, int]:
+        pair = os.pipe()
+        self._open += pair
+        return pair
+
+    def _shut(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        os.close(descriptor)
+
+    def _forget(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        self._shut(descriptor)
+
+    def _close_all(self) -> None:
+        for descriptor in self._open.copy():
+            self._shut(descriptor)
+
+
+def _killed_by(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if number == signal.SIGKILL:
+        return "was killed by SIGKILL, most likely by the kernel because memory ran out"
+    return f"died by {name}"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB"
