@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -224,7 +225,7 @@ class Application:
             lines.append(f"  gRPC     {_place(settings.grpc_address, self._grpc.port)}")
         if settings.allow_metrics:
             lines.append(f"  metrics  http://{_place(settings.metrics_address, self._metrics_http.port)}/metrics")
-        print("\n".join(lines), file=out, flush=True)
+        _print(lines, out)
 
     def _tell_ready(self, seconds: float, out: TextIO) -> None:
         """What is served, and what to try."""
@@ -236,7 +237,7 @@ class Application:
             lines.append(f"  try  curl http://{_place(self._settings.http_address, self._http.port)}/v2/models/{name}")
             if name == "digits" and self._http.port == Settings().http_port:
                 lines.append("  or   .venv/bin/hone infer digits examples/digits/seven.png")
-        print("\n".join(lines), file=out, flush=True)
+        _print(lines, out)
 
     async def _close(self) -> None:
         """In reverse: not ready, no new requests, those in flight finish, then everything ends."""
@@ -259,6 +260,12 @@ class Application:
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.shutdown, _FLUSH_SECONDS)
         _log.info("stopped")
+
+
+def _print(lines: list[str], out: TextIO) -> None:
+    """What cannot be printed (a full disk, a reader that is gone) is no reason not to serve."""
+    with contextlib.suppress(OSError, ValueError):
+        print("\n".join(lines), file=out, flush=True)
 
 
 def _place(address: str, port: int) -> str:

@@ -51,37 +51,44 @@ def test_through_the_server(repository: Path) -> None:
 
 
 COUNT_OBJECTS = """
-import asyncio, gc, sys
+import contextlib, gc, http.client, io, os, re, signal, sys, threading, time
 from pathlib import Path
-from prometheus_client import CollectorRegistry
-from hone.engines.onnxruntime import configure_thread_pool
-from hone.metrics import Metrics
-from hone.repository import ModelRepository
-from hone.serving.lifecycle import ModelLifecycle
-from hone.serving.registry import ModelRegistry
+from hone.cli.main import main
 from tests import models
 
-async def count():
-    repository = Path(sys.argv[1])
-    configure_thread_pool(1)
-    metrics = Metrics(CollectorRegistry(), allow_cpu_metrics=False, allow_gpu_metrics=False)
-    lifecycle = ModelLifecycle(ModelRepository([repository]), ModelRegistry(), metrics, num_threads=1)
+repository, shown = Path(sys.argv[1]), io.StringIO()
+
+def drive():
+    while "ready in" not in shown.getvalue():
+        time.sleep(0.01)
+    port = int(re.search(r"HTTP +http://127.0.0.1:([0-9]+)", shown.getvalue())[1])
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     for times in (50, 50, 300):
         for number in range(times):
             models.write_model(repository, "m", models.scale(float(number)))
-            await lifecycle.load("m")
+            connection.request("POST", "/v2/repository/models/m/load")
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200
         gc.collect()
-        print(len(gc.get_objects()))
-    await lifecycle.close(10)
+        print(len(gc.get_objects()), file=sys.stderr)
+    connection.close()
+    os.kill(os.getpid(), signal.SIGTERM)
 
-asyncio.run(count())
+threading.Thread(target=drive).start()
+with contextlib.redirect_stdout(shown):
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--log-info=false"]
+    ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    code = main(["serve", "--model-repository", str(repository), *flags, *ports])
+sys.exit(code)
 """
 
 
 def test_no_object_is_left_behind(repository: Path) -> None:
-    """The same in a process where the garbage collector can be asked."""
+    """The same with the garbage collector of the server's process to ask."""
+    models.write_model(repository, "m", models.scale(2.0))
     command = [sys.executable, "-c", COUNT_OBJECTS, str(repository)]
     counted = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
     assert counted.returncode == 0, counted.stderr
-    _, before, after = (int(line) for line in counted.stdout.split())
+    _, before, after = (int(line) for line in counted.stderr.split())
     assert after - before < 150, "fewer than one object for two reloads"

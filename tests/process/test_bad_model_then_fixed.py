@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_bad_at_the_start(repository: Path) -> None:
             assert str(repository) not in reasons(index, name)[0], "and names no path of the server"
             assert server.get("/v2/health/ready")[0] == 503
             fix(repository, name)
-            wait_until(lambda name=name: answers(server, name, 4.0), f"{name} is picked up once it is fixed")
+            wait_until(functools.partial(answers, server, name, 4.0), f"{name} is picked up once it is fixed")
             assert not reasons(server.index(), name)
         wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "ready again")
         let_polls_pass(server, repository, "second")

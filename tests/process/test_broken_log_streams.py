@@ -64,14 +64,18 @@ def test_a_reader_that_does_not_read(repository: Path) -> None:
         os.close(writing)
 
 
-@pytest.mark.parametrize("closed", [(2,), (1,), (0, 1, 2)], ids=["stderr", "stdout", "all"])
-def test_streams_that_were_closed_before_the_start(repository: Path, closed: tuple[int, ...]) -> None:
-    """What a socket then gets as its number must not be taken for a stream."""
+@pytest.mark.parametrize(
+    "redirection",
+    ["2>&-", "1>&-", "0<&- 1>&- 2>&-", ">/dev/full", ">/dev/full 2>&1"],
+    ids=["no stderr", "no stdout", "no streams", "stdout full", "both full"],
+)
+def test_streams_that_cannot_be_used_from_the_start(repository: Path, redirection: str) -> None:
+    """A socket that gets the number of a closed stream must not be taken for the stream."""
     models.write_model(repository, "m", models.identity())
     port = free_port()
     flags = [f"--http-port={port}", "--grpc-port=0", "--metrics-port=0", "--model-repository", str(repository)]
-    shell = " ".join(f"{descriptor}{'<' if descriptor == 0 else '>'}&-" for descriptor in closed)
-    command = ["/bin/sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "hone", "serve", *flags, *NOISY]
+    shell = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh"]
+    command = [*shell, sys.executable, "-m", "hone", "serve", *flags, *NOISY]
     streams: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **streams) as process:  # type: ignore[call-overload]
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -91,7 +92,7 @@ def test_grpc_request_in_the_queue(repository: Path) -> None:
         with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             tensor = triton.InferInput("IN", [1, 4], "FP32")
             tensor.set_data_from_numpy(np.ones((1, 4), dtype=np.float32))
-            told: list[object] = []
+            told: list[Any] = []
             ended = threading.Event()
 
             def callback(result: object, error: object) -> None:
@@ -115,7 +116,7 @@ def test_grpc_deadline_in_the_queue(repository: Path) -> None:
         with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             tensor = triton.InferInput("IN", [1, 4], "FP32")
             tensor.set_data_from_numpy(np.ones((1, 4), dtype=np.float32))
-            told: list[object] = []
+            told: list[Any] = []
             client.async_infer("slow", [tensor], lambda result, error: told.append(error or result), client_timeout=0.2)
             wait_until(lambda: told, "the client gives up")
             assert "DEADLINE_EXCEEDED" in str(told[0].status())

@@ -20,8 +20,8 @@ def test_the_ports_are_free(repository: Path) -> None:
         client = socket.create_connection(("127.0.0.1", server.http_port))
         assert answers(server, "m", 2.0)
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-        ports = (f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}")
-        ports += (f"--metrics-port={server.metrics_port}",)
+        ports = [f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}"]
+        ports.append(f"--metrics-port={server.metrics_port}")
         with run_server(repository, *EVERYTHING, *ports) as second:
             assert second.http_port == server.http_port
             assert answers(second, "m", 2.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests import models
 from tests.process.support import EVERYTHING, ROW, num_failed, num_waiting
@@ -17,7 +18,7 @@ def policy(text: str) -> str:
 
 
 def infer(server: RunningServer, timeout_us: int = 0) -> tuple[int, object]:
-    document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": ROW}]}
+    document: dict[str, Any] = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": ROW}]}
     if timeout_us:
         document["parameters"] = {"timeout": timeout_us}
     return server.post("/v2/models/slow/infer", document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ def views() -> bytes:
         helper.make_node("Neg", ["IN"], ["NEGATED"]),
     ]
     axes = helper.make_tensor("axes", models.ELEMENT_TYPES["INT64"], [1], [1])
-    dims = ("batch", "n")
-    outputs = {"SAME": ("FP32", dims), "RESHAPED": ("FP32", ("batch", 1, "n")), "NEGATED": ("FP32", dims)}
+    dims: models.Dims = ("batch", "n")
+    reshaped: models.Dims = ("batch", 1, "n")
+    outputs = {"SAME": ("FP32", dims), "RESHAPED": ("FP32", reshaped), "NEGATED": ("FP32", dims)}
     return models.model(nodes, {"IN": ("FP32", dims)}, outputs, [axes])
 
 
@@ -40,7 +42,7 @@ def payload(client: int, number: int) -> np.ndarray:
     return np.arange(start, start + rows * 500, dtype=np.float32).reshape(rows, 500)
 
 
-async def check(client: object, library: object, which: int) -> None:
+async def check(client: Any, library: Any, which: int) -> None:
     for number in range(NUM_ROUNDS):
         sent = payload(which, number)
         tensor = library.InferInput("IN", list(sent.shape), "FP32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def test_both_follow_and_neither_writes(repository: Path) -> None:
     with run_server(repository, *POLL) as first, run_server(repository, *POLL) as second:
         models.write_model(repository, "m", models.scale(3.0))
         for server in (first, second):
-            wait_until(lambda server=server: answers(server, "m", 3.0), "each sees the change")
+            wait_until(functools.partial(answers, server, "m", 3.0), "each sees the change")
         assert first.stop(signal.SIGKILL) == -signal.SIGKILL
         models.write_model(repository, "m", models.scale(4.0))
         wait_until(lambda: answers(second, "m", 4.0), "the other goes on")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.http_client import HEADER_LENGTH
 from tests.protocol.raw_socket import chunked, connected, still_serves
-from tests.protocol.wire import Input, invalid, raw_input
+from tests.protocol.wire import Input, Output, invalid, raw_input
 
 GOOD = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
 GOOD_BYTES = json.dumps(GOOD).encode()
@@ -365,8 +365,28 @@ def test_parameter_of_the_wrong_type(client, parameters):
 @pytest.mark.row(49)
 @pytest.mark.parametrize("value", [-1, 1_000_001, "2", True, 1.0])
 def test_classification_of_the_wrong_type(client, value):
-    from tests.protocol.wire import Output
-
     given = [Input("IN", "FP32", (1, 4), raw=bytes(16))]
     answer = client.infer("labelled", given, [Output("OUT", parameters={"classification": value})])
     invalid(answer, "'classification'", "'OUT'")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "item"),
+    [
+        ("INT32", 1.5),
+        ("INT32", "1"),
+        ("INT32", True),
+        ("UINT8", -1),
+        ("BOOL", 1),
+        ("BOOL", "true"),
+        ("BYTES", 5),
+        ("BYTES", None),
+        ("BYTES", {}),
+        ("FP64", "NaN"),
+        ("FP64", False),
+    ],
+)
+def test_json_items_of_another_datatype(http, datatype, item):
+    """Refused rather than converted: half of a conversion is a wrong answer."""
+    answer = http.infer(f"identity_{datatype.lower()}", [Input("IN", datatype, (1, 2), data=[item, item])])
+    invalid(answer, "'IN'")

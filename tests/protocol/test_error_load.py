@@ -11,8 +11,9 @@ import pytest
 from tests import models
 from tests.protocol.http_client import HttpClient
 from tests.protocol.repository import PATIENT_QUEUE, counting
+from tests.protocol.slow_requests import occupy, turns
 from tests.protocol.wire import Typed, accepted, invalid, raw_input, refused
-from tests.running import run_server
+from tests.running import run_server, wait_until
 
 FOUR = [raw_input("IN", "FP32", np.ones((1, 4)))]
 
@@ -302,13 +303,9 @@ def test_unload_of_what_is_not_loaded(client, name):
 @pytest.mark.row(3, 61)
 def test_unload_while_in_use(client):
     """Answered at once; what runs completes; what comes now finds no version."""
-    from tests.protocol.test_error_scheduling import LONG, Background, running, turns
-    from tests.running import wait_until
-
     model = f"held_{client.protocol}"
     accepted(client.load(model))
-    first = Background(client, model, turns(LONG))
-    wait_until(lambda: running(client, model), "the first request runs")
+    first = occupy(client, model)
     accepted(client.unload(model))
     assert first.answer is None, "unload waited for the request"
     answer = client.infer(model, turns(0))

@@ -3,6 +3,8 @@
 import pytest
 
 from tests import models
+from tests.protocol.grpc_client import GrpcClient
+from tests.protocol.http_client import HttpClient
 from tests.protocol.wire import accepted, refused
 from tests.running import run_server
 
@@ -29,17 +31,9 @@ def test_no_control_by_request(client, mode, call, name):
     accepted(client.model_ready("good"))
 
 
-class TestExplicitDefaults:
-    @pytest.fixture
-    def explicit(self, tmp_path):
-        models.write_model(tmp_path, "good", models.identity())
-        with run_server(tmp_path, "--model-control-mode=explicit") as running:
-            yield running
-
-    def test_files_with_a_load_request_are_off(self, explicit):
-        from tests.protocol.grpc_client import GrpcClient
-        from tests.protocol.http_client import HttpClient
-
+def test_files_with_a_load_request_are_off_by_default(tmp_path):
+    models.write_model(tmp_path, "good", models.identity())
+    with run_server(tmp_path, "--model-control-mode=explicit") as explicit:
         for client in (HttpClient(explicit.http_port), GrpcClient(explicit.grpc_port)):
             accepted(client.ready())
             answer = client.load("good", config="{}", files={"1/model.onnx": models.scale(5.0)})

@@ -1,9 +1,11 @@
 """Endpoints behind a key."""
 
+import grpc as grpc_library
 import numpy as np
 import pytest
 
 from tests import models
+from tests.protocol.grpc_client import infer_request
 from tests.protocol.wire import accepted, raw_input, refused
 from tests.running import run_server
 
@@ -91,10 +93,6 @@ def test_what_is_not_restricted(client, group, i):
 
 
 def test_streams_need_the_key_too(grpc):
-    import grpc as grpc_library
-
-    from tests.protocol.grpc_client import infer_request
-
     with pytest.raises(grpc_library.RpcError) as caught:
         next(grpc.stub.ModelStreamInfer(iter([infer_request("good", FOUR)])))
     assert caught.value.code() is grpc_library.StatusCode.UNAVAILABLE

@@ -1,10 +1,10 @@
 """Requests refused by the scheduler, cancelled by their client, or caught by the end of the server."""
 
 import http.client
-import re
+import queue
 import signal
+import socket
 import subprocess
-import threading
 
 import grpc as grpc_library
 import numpy as np
@@ -15,59 +15,15 @@ from tests.protocol.grpc_client import GrpcClient, infer_request
 from tests.protocol.http_client import HttpClient, encode_infer
 from tests.protocol.raw_socket import connected, request
 from tests.protocol.repository import PATIENT_QUEUE, counting
+from tests.protocol.slow_requests import LONG, SHORT, Background, failures, occupy, pending, running, turns
 from tests.protocol.wire import accepted, invalid, raw_input, refused
 from tests.running import run_server, wait_until
-
-#: Turns of the models' loop: a second or more, and none.
-LONG, SHORT = 1_500_000, 0
-
-
-def turns(number):
-    return [raw_input("IN", "FP32", [[number]])]
-
-
-class Background:
-    """A request on a connection of its own, in a thread."""
-
-    def __init__(self, client, *args, **options):
-        self._client = type(client)(client.port)
-        self.answer = None
-        self._thread = threading.Thread(target=self._run, args=args, kwargs=options)
-        self._thread.start()
-
-    def _run(self, *args, **options):
-        self.answer = self._client.infer(*args, **options)
-        self._client.close()
-
-    def join(self):
-        self._thread.join()
-        return self.answer
-
-
-def pending(server, model):
-    found = re.search(rf'nv_inference_pending_request_count{{model="{model}",version="1"}} (\S+)', server.metrics())
-    return float(found[1]) if found else 0
-
-
-def failures(server, model, reason):
-    found = re.search(
-        rf'nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}} (\S+)', server.metrics()
-    )
-    assert found, f"no failure counter of {model}"
-    return float(found[1])
-
-
-def running(client, model):
-    """Whether the model's instance is busy: a probe that may wait for a moment only is turned away."""
-    answer = client.infer(model, turns(SHORT), parameters={"timeout": 30_000})
-    return not answer.ok and "timeout" in answer.error
 
 
 @pytest.mark.row(42)
 def test_queue_full(server, client):
     model = f"full_{client.protocol}"
-    first = Background(client, model, turns(LONG))
-    wait_until(lambda: running(client, model), "the first request runs")
+    first = occupy(client, model)
     second = Background(client, model, turns(SHORT))
     wait_until(lambda: pending(server, model) == 1, "the second one waits")
     refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Exceeds maximum queue size")
@@ -79,8 +35,7 @@ def test_queue_full(server, client):
 @pytest.mark.row(43)
 def test_queue_timeout_of_the_model(server, client):
     model = f"impatient_{client.protocol}"
-    first = Background(client, model, turns(LONG))
-    wait_until(lambda: running(client, model), "the first request runs")
+    first = occupy(client, model)
     refused(client.infer(model, turns(SHORT)), 503, "UNAVAILABLE", "Request timeout expired")
     accepted(first.join())
 
@@ -88,8 +43,7 @@ def test_queue_timeout_of_the_model(server, client):
 @pytest.mark.row(43)
 def test_queue_timeout_of_the_request(server, client):
     model = f"patient_{client.protocol}"
-    first = Background(client, model, turns(LONG))
-    wait_until(lambda: running(client, model), "the first request runs")
+    first = occupy(client, model)
     answer = client.infer(model, turns(SHORT), parameters={"timeout": 1000})
     refused(answer, 503, "UNAVAILABLE", "Request timeout expired")
     accepted(first.join())
@@ -172,8 +126,8 @@ def test_server_stopping(tmp_path):
     models.write_model(tmp_path, "slow", counting(), config=PATIENT_QUEUE)
     with run_server(tmp_path) as server:
         http, grpc = HttpClient(server.http_port), GrpcClient(server.grpc_port)
-        requests = iter_queue()
-        stream = grpc.stub.ModelStreamInfer(requests)
+        requests = queue.SimpleQueue()
+        stream = grpc.stub.ModelStreamInfer(iter(requests.get, None))
         requests.put(infer_request("slow", turns(SHORT), id="before"))
         assert next(stream).infer_response.id == "before"
         inflight = Background(http, "slow", turns(LONG))
@@ -200,31 +154,10 @@ def test_server_stopping(tmp_path):
         accepted(inflight.join())
         assert server.process.wait(60) == 0
         grpc.close()
-
-
-def iter_queue():
-    import queue
-
-    class Requests:
-        def __init__(self):
-            self._queue = queue.SimpleQueue()
-            self.put = self._queue.put
-
-        def __iter__(self):
-            return iter(self._queue.get, None)
-
-        def __next__(self):
-            item = self._queue.get()
-            if item is None:
-                raise StopIteration
-            return item
-
-    return Requests()
+        http.close()
 
 
 def accepts(port):
-    import socket
-
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             return True

@@ -4,8 +4,8 @@ Where its library libb64 is missing, `PerfAnalyzer.prepare` fails by naming the 
 """
 
 import pytest
-from benchmarks.perf_analyzer import PerfAnalyzer
 
+from benchmarks.perf_analyzer import PerfAnalyzer
 from tests import models
 from tests.running import run_server
 

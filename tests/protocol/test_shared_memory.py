@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests import models
-from tests.protocol.repository import write_labelled
+from tests.protocol.repository import PATIENT_QUEUE, counting, write_labelled
+from tests.protocol.slow_requests import LONG, Background, running
 from tests.protocol.wire import Input, Output, accepted, from_raw, invalid, raw_bytes, raw_input, refused, sample
-from tests.running import run_server
+from tests.running import run_server, wait_until
 
 DIRECTORY = Path("/dev/shm")
 SIZE = 4096
@@ -23,6 +24,7 @@ def server(tmp_path_factory):
     for datatype in ("FP32", "BYTES", "FP16", "BF16", "BOOL"):
         models.write_model(root, f"identity_{datatype.lower()}", models.identity(datatype, ("batch", "n")))
     write_labelled(root)
+    models.write_model(root, "slow", counting(), config=PATIENT_QUEUE)
     with run_server(root, "--allow-client-shm=true") as running:
         yield running
 
@@ -186,7 +188,7 @@ def test_range_of_a_tensor(client, region, offset, side):
     else:
         outputs = [Output("OUT", parameters=parameters)]
         answer = client.infer("identity_fp32", [raw_input("IN", "FP32", [[1, 2]])], outputs)
-    invalid(answer, "Invalid offset")
+    assert region.key[1:] not in invalid(answer, "Invalid offset"), "who knows a key may register it"
 
 
 @pytest.mark.row(67)
@@ -259,6 +261,19 @@ def test_object_that_shrank(client, region):
     given = Input("IN", "FP32", (1, 2), parameters=place(0, 8))
     invalid(client.infer("identity_fp32", [given]), "smaller")
     accepted(client.ready())
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_unregistered_while_in_use(client, region, remove):
+    """A request that has begun keeps its view: it ends well, into memory that nobody else sees any more."""
+    given = stored(region, "IN", "FP32", np.array([[LONG]], np.float32))
+    first = Background(client, "slow", [given])
+    wait_until(lambda: running(client, "slow"), "the first request runs")
+    accepted(client.unregister("region"))
+    if remove:
+        region.path.unlink()
+    assert first.join()["OUT"].tolist() == [[LONG]]
+    refused(client.infer("slow", [given]), 404, "NOT_FOUND", "Unable to find shared memory region")
 
 
 def test_strings_in_shared_memory_that_run_past_the_end(client, region):

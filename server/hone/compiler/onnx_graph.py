@@ -71,14 +71,35 @@ def outer_names(graph: GraphProto) -> set[str]:
     return (used | {value.name for value in graph.output if value.name not in made}) - {""}
 
 
+def ancestors(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[NodeProto]:
+    """Nodes that are needed to make these values, in their order."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    pending = [makers[name] for name in names if name in makers]
+    found: set[int] = set()
+    while pending:
+        index = pending.pop()
+        if index in found:
+            continue
+        found.add(index)
+        used = set(nodes[index].input).union(*(outer_names(inner) for inner in subgraphs(nodes[index])))
+        pending.extend(makers[name] for name in used if name in makers)
+    return [nodes[index] for index in sorted(found)]
+
+
 class Graph:
     """A model whose weights are held apart. Names are unique over the whole graph, its subgraphs included."""
 
-    def __init__(self, model: ModelProto, inputs: Sequence[str]) -> None:
+    def __init__(self, model: ModelProto, inputs: Sequence[str], weights: Mapping[str, Array] | None = None) -> None:
         """Takes the model over and detaches its weights; `inputs` are the names that the caller will give."""
         self.input_names = tuple(inputs)
-        self.weights: dict[str, Array] = {}
+        self.weights: dict[str, Array] = dict(weights or {})
         self.replace_model(model)
+
+    def copy(self) -> Graph:
+        """Another graph of the same content, which shares the weights."""
+        model = ModelProto()
+        model.CopyFrom(self.model)
+        return Graph(model, self.input_names, self.weights)
 
     def replace_model(self, model: ModelProto) -> None:
         """Go on with another form of the model, which may list the weights as inputs or have (more of) them inside."""
@@ -123,7 +144,8 @@ class Graph:
     def add_constant(self, value: Array, hint: str) -> str:
         """Name of a new constant, kept in the graph or beside it by its size."""
         name = self.fresh(hint)
-        tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        value = np.asarray(value, order="C")  # np.ascontiguousarray would make a scalar an array of one item
+        tensor = numpy_helper.from_array(value, name)
         self._types[name] = (tensor.data_type, tuple(value.shape))
         self._constants[name] = value
         self.model.graph.initializer.append(tensor)
@@ -158,8 +180,13 @@ class Graph:
         _keep(graph.initializer, lambda tensor: tensor.name not in detached)
 
     def _drop_unused(self) -> None:
-        """Forget weights and constants that no node and no output uses."""
+        """Forget nodes that no output needs, and weights and constants that no node does."""
         graph = self.model.graph
+        needed = ancestors(graph.node, [value.name for value in graph.output])
+        if len(needed) != len(graph.node):
+            needed = [NodeProto.FromString(node.SerializeToString()) for node in needed]
+            del graph.node[:]
+            graph.node.extend(needed)
         used = outer_names(GraphProto(node=graph.node, output=graph.output))
         self.weights = {name: array for name, array in self.weights.items() if name in used}
         _keep(graph.input, lambda value: value.name in self.input_names or value.name in self.weights)

@@ -19,8 +19,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
-from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
-from hone.compiler.rewrites import rewrite
+from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
+from hone.compiler.rewrites import fold, resolve_control_flow, rewrite
+from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
 from hone.compiler.simplify import (
     CannotSimplify,
     first_line,
@@ -67,6 +68,11 @@ class ImportedModel:
     """Of the graph, its interface and its weights; not of the names inside it or the order its nodes are listed in."""
 
 
+#: Operators that the importer knows in ONNX Runtime's own domain, not in ONNX's (whose Attention is another one).
+_CONTRIBUTED_DOMAIN = "com.microsoft"
+_CONTRIBUTED = frozenset({"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization"})
+
+
 class _CannotImport(Exception):
     def __init__(self, operator: str, reason: str) -> None:
         super().__init__(reason)
@@ -95,10 +101,8 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
         inputs, outputs = list(graph.input_names), [value.name for value in graph.model.graph.output]
         initializers = {digest_tensor(array): name for name, array in reversed(graph.weights.items())}
         make_importable(graph)
-        _check_operators(graph)
-        canonicalize(graph)
+        graph, mod = _convert_or_inline(graph)
         digests = {name: digest_tensor(array) for name, array in graph.weights.items()}
-        mod = _convert(graph)
         return ImportedModel(
             mod=mod,
             params=graph.weights,
@@ -115,24 +119,60 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
 
 def make_importable(graph: Graph) -> None:
     """Rewrite and simplify until nothing changes. Raises CannotSimplify."""
-    rewrite(graph)
+    resolve_control_flow(graph)
     simplify(graph, with_weights=True)
     raise_opset(graph)
     known = _known_operators()
     for _ in range(MAX_ROUNDS):
         foreign = {node.op_type for node in graph.nodes if node.domain in ONNX_DOMAINS} - known
-        if not (rewrite(graph) or inline_functions(graph, foreign)):
+        changed = [rewrite(graph), inline_functions(graph, foreign | _distrusted(graph)), fold(graph)]
+        if not any(changed):
             return
         simplify(graph, with_weights=False)
 
 
+def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule]:
+    """Convert; where an operator's converter fails and ONNX defines the operator by others, try with those.
+
+    Gives the graph in the canonical form that was converted.
+    """
+    while True:
+        try:
+            _check_operators(graph)
+            final = graph.copy()
+            bound_indices(final)
+            canonicalize(final)
+            return final, _convert(final)
+        except UnboundedIndex as problem:
+            raise _CannotImport(problem.operator, str(problem)) from problem
+        except _CannotImport as problem:
+            if not inline_functions(graph, {problem.operator}):
+                raise
+            simplify(graph, with_weights=False)
+            make_importable(graph)
+
+
+def _distrusted(graph: Graph) -> set[str]:
+    """Operators whose converter is known to be wrong for how they are used here (docs/onnx_coverage.md found them)."""
+    used = {name for node in graph.nodes for name in node.input} | {value.name for value in graph.model.graph.output}
+    distrusted = set()
+    for node in graph.nodes:
+        if node.op_type == "LayerNormalization" and not used.isdisjoint(node.output[1:]):
+            distrusted.add(node.op_type)
+    return distrusted
+
+
 def _known_operators() -> set[str]:
-    return set(onnx_frontend._get_convert_map()) | {"Constant"}
+    return set(onnx_frontend._get_convert_map()) - _CONTRIBUTED | {"Constant"}
 
 
 def _check_operators(graph: Graph) -> None:
     known = _known_operators()
     for node in graph.nodes:
+        if attribute(node, "training_mode", 0):
+            raise _CannotImport(node.op_type, f"{node.op_type} is in training mode")
+        if node.domain == _CONTRIBUTED_DOMAIN and node.op_type in _CONTRIBUTED:
+            continue
         if node.domain not in ONNX_DOMAINS:
             raise _CannotImport(node.op_type, f"operator {node.op_type} of domain {node.domain} has no converter")
         if node.op_type not in known or subgraphs(node):
@@ -147,7 +187,8 @@ def _check_operators(graph: Graph) -> None:
 
 def _convert(graph: Graph) -> tvm.IRModule:
     """Through TVM's importer, which sees the weights as inputs."""
-    form = graph.model.graph
+    form = GraphProto()
+    form.CopyFrom(graph.model.graph)
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in form.input}
     importer = _Importer(shapes, None, keep_params_in_input=False)
     _inline_constants(form)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from hone.errors import InvalidRequest
@@ -10,8 +9,6 @@ from hone.frontends.grpc_codec import decode_infer_request, encode_infer_respons
 from hone.frontends.grpc_metadata import CallHeaders
 from hone.frontends.grpc_status import Context, abort
 from hone.serving.service import InferenceService
-
-log = logging.getLogger(__name__)
 
 
 class InferHandler:
@@ -31,8 +28,6 @@ class InferHandler:
         try:
             forwarded, traceparent = self._headers.read(context) if self._headers.wanted else (None, None)
             proto, raw = parse_infer_request(message)
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("ModelInfer model=%s version=%s id=%s", proto.model_name, proto.model_version, proto.id)
             with self._service.lease(proto.model_name, proto.model_version) as lease:
                 request = decode_infer_request(
                     proto,

@@ -38,7 +38,6 @@ class InferHandler:
 
     async def __call__(self, name: str, version: str, exchange: Exchange) -> None:
         """Answer one request, whatever happens. Only the cancellation of the server itself passes through."""
-        began_ns = time.monotonic_ns()
         status = 200
         try:
             headers, body = await self._infer(name, version, exchange)
@@ -49,17 +48,16 @@ class InferHandler:
                 return
             raise
         except Exception as error:
-            status, headers, content, _ = answer_of(error, _request_id(exchange))
+            request_id = _request_id(exchange)
+            status, headers, content, _ = answer_of(error, request_id)
             body = [content]
         await exchange.answer(status, headers + echoed_request_id(exchange.fields), body)
-        if logger.isEnabledFor(logging.DEBUG):
+        if status != 200 and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
-                "POST infer model=%s version=%s status=%d duration_us=%d request_id=%s",
-                name,
-                version or "latest",
+                "POST infer was answered %d: %s",
                 status,
-                (time.monotonic_ns() - began_ns) // 1000,
-                _request_id(exchange),
+                content.decode("utf-8", "replace"),
+                extra={"model": name, "version": version, "http_request_id": request_id},
             )
 
     async def _infer(self, name: str, version: str, exchange: Exchange) -> tuple[Headers, list[Buffer]]:

@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 from hone.kernels.files import open_regular
 
-JSON: TypeAlias = None | bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"]
+JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_of(fields: Mapping[str, JSON]) -> str:
-    """SHA-256, in hexadecimal, of the fields as canonical JSON: the order of keys does not matter, everything else does.
+    """SHA-256, in hexadecimal, of the fields as canonical JSON: the order of keys does not matter, all else does.
 
     Raises TypeError for what JSON does not have (tuples count as lists) and ValueError for NaN and infinities, both
     naming the place: a key that is silently turned into text would be the same for different things.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from hone.kernels.digest import is_digest
+from hone.kernels.files import NotPrivate
 
 #: Changes whenever the form of what is on disk does; part of the folder's name and of every key.
 SCHEMA = 1
@@ -21,8 +22,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 #: Names directly in `v<schema>/` that are not those of devices.
 RESERVED = frozenset({"kernels", "constants", "decisions", "artifacts", "locks", "quarantine", "clock"})
 
-_SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-_FILE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
+_SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 
 MANIFEST = "manifest.json"
 #: Inside an entry, beside the files of its manifest: this very folder passed the gate, or was made, here.
@@ -101,10 +102,9 @@ def check_scope(kind: Kind, scope: str) -> None:
 
 
 def check_file_name(name: str) -> None:
-    """Raises ValueError unless `name` is a plain relative path that an entry may have a file under."""
-    parts = name.split("/")
-    if name == MANIFEST or len(parts) > 4 or len(name) > 155 or not all(_FILE_PART.fullmatch(part) for part in parts):
-        raise ValueError(f"'{name}' cannot be a file of an entry, expected plain names (letters, digits, '._+-')")
+    """Raises ValueError unless an entry may have a file of this name: entries are flat."""
+    if name == MANIFEST or not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"'{name}' cannot be a file of an entry, expected a plain name (letters, digits, '._+-')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,8 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 def failure_of(problem: OSError) -> Failure:
     where = f"{problem.filename}: " if problem.filename else ""
     detail = f"{where}{problem.strerror or type(problem).__name__}"
+    if isinstance(problem, NotPrivate):
+        return Failure(FailureReason.FOREIGN, detail)
     if problem.errno in _FULL:
         return Failure(FailureReason.FULL, detail)
     if problem.errno in _READ_ONLY:

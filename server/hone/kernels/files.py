@@ -8,10 +8,10 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -20,10 +20,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class NotPrivate(OSError):
-    """A file or folder that someone else owns or may write, or that is a link, pipe or device; `strerror` says which."""
+    """Someone else owns or may write it, or it is a link, pipe or device; `strerror` says which."""
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> BufferedReader:
     """A regular file, open for reading, never a link followed nor a pipe waited for. Raises OSError."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -32,7 +32,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def open_private(path: Path) -> BinaryIO:
+def open_private(path: Path) -> BufferedReader:
     """As `open_regular`, for files that must be this user's own. Raises NotPrivate, or another OSError."""
     try:
         file = open_regular(path)
@@ -77,7 +77,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_new(path: Path, source: bytes | Path) -> tuple[int, str]:
+def write_new(path: Path, source: bytes | Path | Iterable[bytes]) -> tuple[int, str]:
     """Writes a new file, synced; returns size and SHA-256 of what was written. Raises OSError (also if it exists)."""
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -111,25 +111,17 @@ def remove_tree(path: Path) -> bool:
     return not path.exists()
 
 
-@contextmanager
-def reading(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of the file at `path`, closed at the end. Raises OSError."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def reason_of(problem: OSError) -> str:
     """What the system says went wrong, without the path."""
     return problem.strerror or type(problem).__name__
 
 
-def _chunks(source: bytes | Path) -> Iterator[bytes]:
+def _chunks(source: bytes | Path | Iterable[bytes]) -> Iterator[bytes]:
     if isinstance(source, Path):
         with source.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
-    else:
+    elif isinstance(source, bytes):
         yield source
+    else:
+        yield from source

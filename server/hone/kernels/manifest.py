@@ -44,7 +44,7 @@ class Manifest:
 
 
 def compose(name: EntryName, files: Mapping[str, FileRecord], content: Mapping[str, JSON]) -> bytes:
-    """The manifest's bytes. Raises TypeError or ValueError where `content` is not JSON, or has a `key` of another digest.
+    """The manifest's bytes. Raises TypeError or ValueError where `content` is not JSON or has another entry's `key`.
 
     `content["key"]`, where given, must be the very fields that the entry's digest was made of.
     """
@@ -122,7 +122,7 @@ def read_entry(path: Path, name: EntryName, *, rehash: bool = True) -> Entry | M
     except OSError as problem:
         return Miss(MissReason.UNREADABLE, f"{problem.filename or path}: {reason_of(problem)}")
     size = sum(record.size for record in manifest.files.values())
-    return Entry(name.kind, name.scope, name.digest, path, files, manifest.content, manifest.created, size, proven, inode)
+    return Entry(*name, path, files, manifest.content, manifest.created, size, proven, inode)
 
 
 def is_proven(path: Path) -> bool:

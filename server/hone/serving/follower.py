@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from hone.errors import HoneError
 from hone.repository import RepositoryPoller
@@ -11,6 +13,8 @@ from hone.serving.lifecycle import ModelLifecycle
 from hone.serving.registry import ModelRegistry
 
 _log = logging.getLogger(__name__)
+
+_Change: TypeAlias = Callable[[str], Awaitable[None]]
 
 
 class RepositoryFollower:
@@ -28,9 +32,11 @@ class RepositoryFollower:
         self._lifecycle = lifecycle
         self._registry = registry
         self._interval_seconds = interval_seconds
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._next: dict[str, _Change] = {}
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow until cancelled; then nothing more is begun."""
         while True:
             await asyncio.sleep(self._interval_seconds)
             try:
@@ -39,7 +45,7 @@ class RepositoryFollower:
                 _log.exception("polling the repository failed; trying again in %g s", self._interval_seconds)
 
     async def step(self) -> None:
-        """One look at the repository, and the loads and unloads that follow from it."""
+        """One look at the repository; begins the loads and unloads that follow from it."""
         entries = {name: self._registry.entry(name) for name in self._registry.names()}
         loaded = {name: entry.fingerprint for name, entry in entries.items() if entry is not None and entry.wanted}
         result = await asyncio.to_thread(self._poller.poll, loaded)
@@ -48,8 +54,23 @@ class RepositoryFollower:
             if entry.problem != reason:
                 _log.warning("model %s: %s", name, reason, extra={"model": name})
             entry.problem, entry.wanted = reason, True
-        changes = [self._forget(name) for name in result.unload] + [self._load(name) for name in result.load]
-        await asyncio.gather(*changes)
+        for name in result.unload:
+            self._change(name, self._forget)
+        for name in result.load:
+            self._change(name, self._load)
+
+    def _change(self, name: str, change: _Change) -> None:
+        """Begin a change, or remember it until the one under way has ended: a slow load holds up its own model only."""
+        self._next[name] = change
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._make_changes(name))
+
+    async def _make_changes(self, name: str) -> None:
+        try:
+            while change := self._next.pop(name, None):
+                await change(name)
+        finally:
+            del self._tasks[name]
 
     async def _load(self, name: str) -> None:
         try:

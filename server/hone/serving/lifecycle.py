@@ -123,7 +123,7 @@ class ModelLifecycle:
         entry = self._registry.entry(name)
         if entry is None:
             return
-        entry.wanted = False
+        entry.wanted = entry.was_whole = False
         entry.problem = ""
         retired = entry.served
         self._registry.publish(name, {})
@@ -203,6 +203,7 @@ class ModelLifecycle:
                 entry.statuses[version] = VersionStatus(ModelState.UNAVAILABLE, reason)
         if failures:
             raise LoadFailed(name, failures)
+        entry.was_whole = True
 
     async def _load_version(self, definition: ModelDefinition, version: int) -> _Loaded | HoneError:
         for attempt in range(self._num_retries + 1):

@@ -44,6 +44,14 @@ class ModelEntry:
     wanted: bool = False
     """Meant to be served: loaded by request, at start or by polling, and not unloaded since."""
     newest: ServedModel | None = None
+    was_whole: bool = False
+    """Has served all versions it was meant to, at some time since it was loaded."""
+
+    @property
+    def is_down(self) -> bool:
+        """Something failed, and what served before does not go on serving."""
+        failed = bool(self.problem) or any(s.state is ModelState.UNAVAILABLE for s in self.statuses.values())
+        return failed and not (self.served and self.was_whole)
 
 
 class ModelRegistry:
@@ -101,17 +109,8 @@ class ModelRegistry:
         return [model for entry in self._entries.values() for model in entry.served.values()]
 
     def all_ready(self) -> bool:
-        """Whether every model meant to be served has all its versions ready.
-
-        A version being loaded for the first time after start does not count against readiness (in Triton it does, and
-        an orchestrator then takes the whole server out of service for one new model).
-        """
-        return not any(
-            entry.wanted
-            and (entry.problem or any(s.state is ModelState.UNAVAILABLE for s in entry.statuses.values()))
-            and not (entry.served and all(s.state is ModelState.READY for s in entry.statuses.values()))
-            for entry in self._entries.values()
-        )
+        """Whether no model meant to be served is down. See docs/decisions/0002-readiness.md."""
+        return not any(entry.wanted and entry.is_down for entry in self._entries.values())
 
     def index(self, known: Iterable[str], *, ready_only: bool) -> list[IndexEntry]:
         """The repository index; `known` are models on disk, of which some may never have been loaded."""

@@ -6,6 +6,7 @@ Every method runs on the event loop and raises HoneError subclasses only; none o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,6 +40,8 @@ from hone.types import (
     RequestedOutput,
     ServerMetadata,
 )
+
+_log = logging.getLogger(__name__)
 
 EXTENSIONS = (
     "classification",
@@ -131,6 +134,8 @@ class InferenceService:
         )
         if self._tracer is not None:
             _trace(self._tracer, lease, request, pending, ended_ns)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log_request(lease, request, ended_ns, "answered")
         return response
 
     def _record_failure(
@@ -140,6 +145,8 @@ class InferenceService:
         lease.statistics.record_failure(request.protocol, reason, ended_ns - request.received_ns)
         if self._tracer is not None:
             _trace(self._tracer, lease, request, pending, ended_ns, error=problem)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log_request(lease, request, ended_ns, f"failed: {problem}")
 
     def _respond(self, lease: ServedModel, request: InferRequest, arrays: dict[str, Array]) -> InferResponse:
         if request.outputs:
@@ -293,6 +300,20 @@ class InferenceService:
     def refuse(self) -> None:
         """Refuse new inference requests."""
         self._registry.stop()
+
+
+def _log_request(lease: ServedModel, request: InferRequest, ended_ns: int, outcome: str) -> None:
+    _log.debug(
+        "request %s",
+        outcome,
+        extra={
+            "model": lease.name,
+            "version": lease.version_text,
+            "request_id": request.id,
+            "protocol": request.protocol,
+            "duration_us": (ended_ns - request.received_ns) // 1000,
+        },
+    )
 
 
 def _trace(

@@ -123,18 +123,19 @@ class Child:
     def _supervise(self, watch: _Watch) -> JobResult:
         tick = _TICK_SECONDS if self._pacer is None else _PACED_TICK_SECONDS
         while True:
+            ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
-                for event in watch.poll(tick):
+                for event in watch.poll(0.0 if ended else tick):
                     self._on_event(event)
             except Garbage as problem:
                 return watch.result("failed", f"the tuning process wrote garbage: {problem}")
+            if watch.last_word is not None and (ended or watch.lingers()):
+                return watch.verdict()
+            if ended:
+                return watch.death()
             self._on_tick()
             if self._cancelled.is_set():
                 return watch.result("cancelled", self._cancel_reason)
-            if watch.last_word is not None and watch.has_left():
-                return watch.verdict()
-            if watch.ended():
-                return watch.death()
             reason = watch.exceeded(self._limits)
             if reason:
                 return watch.result("failed", reason)
@@ -246,12 +247,12 @@ class _Watch:
 
     # --- what becomes of it
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return group.has_ended(self.pid)
 
-    def has_left(self) -> bool:
-        """Whether it ended after its last word, or has had the time to."""
-        return self.ended() or self._clock() - self._last_word_at > _LEAVE_SECONDS
+    def lingers(self) -> bool:
+        """Whether it had the time to leave by itself after its last word."""
+        return self._clock() - self._last_word_at > _LEAVE_SECONDS
 
     def exceeded(self, limits: Limits) -> str:
         """Which limit it passed, in words; empty while it passed none."""
@@ -280,17 +281,13 @@ class _Watch:
         return self.result("failed", str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000])
 
     def death(self) -> JobResult:
-        """It ended without a last word, unless that still waits in the pipe."""
-        with suppress(Garbage):
-            self._read_events()
-        self._read_errors()
-        if self.last_word is not None:
-            return self.verdict()
+        """It ended without a last word."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert status is not None
         if status.si_code == os.CLD_EXITED:
             return self.result(
-                "failed", f"the tuning process ended with exit code {status.si_status} before its job was done{self._at()}"
+                "failed",
+                f"the tuning process ended with exit code {status.si_status} before its job was done{self._at()}",
             )
         return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}")
 

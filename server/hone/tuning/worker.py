@@ -33,7 +33,7 @@ Job = Callable[[Message, Emit], None]
 #: fcntl.F_SETSIG, which the standard library does not name.
 _F_SETSIG = 10
 #: Names by which libraries and compilers take their number of threads.
-_BUILD_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MAKEFLAGS_JOBS")
+_BUILD_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _RUN_THREADS = ("TVM_NUM_THREADS",)
 
 
@@ -98,7 +98,9 @@ def _kill_group_at_end(life: int) -> None:
 def _read_spec() -> Message:
     line = sys.stdin.buffer.readline(MAX_SPEC_BYTES + 1)
     if not line.endswith(b"\n"):
-        raise Garbage(f"expected a line of at most {MAX_SPEC_BYTES} bytes on stdin, found {len(line)} bytes without end")
+        raise Garbage(
+            f"expected a line of at most {MAX_SPEC_BYTES} bytes on stdin, found {len(line)} bytes without end"
+        )
     return decode(line)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hone.cli.infer import read_input
 from hone.errors import InvalidRequest
 
 
-def picture(folder: Path, mode: str, colour: object, size: tuple[int, int] = (4, 2), name: str = "p.png") -> Path:
+def picture(folder: Path, mode: str, colour: Any, size: tuple[int, int] = (4, 2), name: str = "p.png") -> Path:
     Image.new(mode, size, colour).save(folder / name)
     return folder / name
 
@@ -53,7 +54,7 @@ def test_integers_are_not_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "colour"), [("1", 1), ("LA", (255, 255)), ("RGBA", (255, 255, 255, 255)), ("P", 0)])
-def test_pictures_of_every_mode(tmp_path: Path, mode: str, colour: object) -> None:
+def test_pictures_of_every_mode(tmp_path: Path, mode: str, colour: Any) -> None:
     assert read_input(picture(tmp_path, mode, colour), "FP32", (3, 2, 4)).shape == (3, 2, 4)
 
 

@@ -48,7 +48,7 @@ def test_every_setting_can_come_from_every_place(name: str, tmp_path: Path) -> N
     file = tmp_path / "hone.toml"
     file.write_text(f"{name} = {toml(expected)}", encoding="utf-8")
     assert getattr(read("--config", str(file), *extra, **certificates), name) == expected
-    assert getattr(read(HONE_CONFIG=str(file), *extra, **certificates), name) == expected
+    assert getattr(read(*extra, HONE_CONFIG=str(file), **certificates), name) == expected
 
 
 def example(name: str) -> tuple[str, Any]:

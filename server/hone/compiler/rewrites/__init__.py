@@ -5,15 +5,41 @@ Each is a function of the graph and a node that gives the nodes to put in its pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from onnx import NodeProto
 
-from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph
+from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
+from hone.compiler.rewrites import control_flow, elementary, quantized, recurrent
+from hone.compiler.rewrites.evaluate import fold
 
 Rewrite = Callable[[Graph, NodeProto], list[NodeProto] | None]
 
-REWRITES: dict[str, Rewrite] = {}
+REWRITES: Mapping[str, Rewrite] = MappingProxyType(
+    {
+        "ConvInteger": quantized.conv_integer,
+        "ConvTranspose": elementary.conv_transpose,
+        "Dropout": elementary.dropout,
+        "EyeLike": elementary.eye_like,
+        "GRU": recurrent.unroll,
+        "If": control_flow.resolve_if,
+        "IsInf": elementary.is_inf,
+        "LSTM": recurrent.unroll,
+        "Loop": control_flow.unroll_loop,
+        "LpNormalization": elementary.lp_normalization,
+        "Pow": elementary.power,
+        "QLinearConv": quantized.qlinear_conv,
+        "QLinearMatMul": quantized.qlinear_matmul,
+        "RNN": recurrent.unroll,
+        "Scan": control_flow.unroll_scan,
+        "SpaceToDepth": elementary.space_to_depth,
+    }
+)
+
+
+#: Branches within branches, or loops: each level takes a sweep or two.
+MAX_SWEEPS = 16
 
 
 def rewrite(graph: Graph) -> bool:
@@ -28,3 +54,13 @@ def rewrite(graph: Graph) -> bool:
     if changed:
         graph.replace_nodes(nodes)
     return changed
+
+
+def resolve_control_flow(graph: Graph) -> None:
+    """Decide, select and unroll what has branches and rounds, as far as shapes and constants tell."""
+    for _ in range(MAX_SWEEPS):
+        if not any(subgraphs(node) for node in graph.nodes):
+            return
+        folded = fold(graph)
+        if not (rewrite(graph) or folded):
+            return

@@ -7,10 +7,9 @@ from typing import Any
 
 from tvm import tirx
 
-from hone.compiler import mathematics as m
-from hone.compiler.workload import Operand, Step
+from hone.compiler.workload import Operand, TensorType, Workload
 
-#: Relax operator -> step. Operators with attributes or special arguments have a case in `phases/partition.py`.
+#: Relax operator -> step. The step's operands are the call's arguments; `leakyrelu` and `clip` add their numbers.
 STEP_OF_OPERATOR = {
     "relax.add": "add",
     "relax.subtract": "subtract",
@@ -20,6 +19,9 @@ STEP_OF_OPERATOR = {
     "relax.minimum": "minimum",
     "relax.nn.relu": "relu",
     "relax.nn.relu6": "relu6",
+    "relax.nn.leakyrelu": "leakyrelu",
+    "relax.nn.silu": "silu",
+    "relax.nn.gelu": "gelu",
     "relax.sigmoid": "sigmoid",
     "relax.tanh": "tanh",
     "relax.erf": "erf",
@@ -27,12 +29,13 @@ STEP_OF_OPERATOR = {
     "relax.sqrt": "sqrt",
     "relax.abs": "abs",
     "relax.negative": "negative",
-    "relax.nn.silu": "silu",
-    "relax.nn.gelu": "gelu",
-    "relax.nn.softplus": "softplus",
-    "relax.nn.leakyrelu": "leakyrelu",
     "relax.clip": "clip",
 }
+
+
+def _f32(value: float) -> Any:
+    return tirx.const(value, "float32")
+
 
 _COMPUTE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
@@ -41,17 +44,39 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "divide": lambda a, b: a / b,
     "maximum": tirx.max,
     "minimum": tirx.min,
-    "relu": lambda a: tirx.max(a, m.f32(0.0)),
-    "relu6": lambda a: tirx.min(tirx.max(a, m.f32(0.0)), m.f32(6.0)),
-    "sigmoid": m.sigmoid,
-    "tanh": m.tanh,
-    "erf": m.erf,
-    "exp": m.exp,
+    "relu": lambda a: tirx.max(a, _f32(0.0)),
+    "relu6": lambda a: tirx.min(tirx.max(a, _f32(0.0)), _f32(6.0)),
+    "leakyrelu": lambda a, slope: tirx.Select(a > _f32(0.0), a, a * slope),
+    "silu": lambda a: a * tirx.sigmoid(a),
+    "gelu": lambda a: _f32(0.5) * a * (_f32(1.0) + tirx.erf(a * _f32(0.7071067811865476))),
+    "sigmoid": tirx.sigmoid,
+    "tanh": tirx.tanh,
+    "erf": tirx.erf,
+    "exp": tirx.exp,
     "sqrt": tirx.sqrt,
-    "abs": lambda a: tirx.abs(a),
-    "negative": lambda a: m.f32(0.0) - a,
-    "silu": lambda a: a * m.sigmoid(a),
-    "gelu": lambda a: m.f32(0.5) * a * (m.f32(1.0) + m.erf(a * m.f32(0.7071067811865476))),
-    "leakyrelu": lambda a, slope: tirx.Select(a > m.f32(0.0), a, a * slope),
+    "abs": lambda a: tirx.max(a, _f32(0.0) - a),
+    "negative": lambda a: _f32(0.0) - a,
     "clip": lambda a, low, high: tirx.min(tirx.max(a, low), high),
 }
+
+
+def apply_epilogue(workload: Workload, result: Any, inputs: Sequence[Any], indices: Sequence[Any]) -> Any:
+    """The last step's value at `indices` of the output, from the operator's `result` there and all kernel inputs."""
+    values = [result]
+
+    def read(operand: Operand) -> Any:
+        if operand.kind == "value":
+            return values[operand.at]
+        if operand.kind == "constant":
+            return _f32(operand.constant)
+        return inputs[operand.at](*_broadcast(workload.inputs[operand.at], indices))
+
+    for step in workload.epilogue:
+        values.append(_COMPUTE[step.op](*(read(operand) for operand in step.operands)))
+    return values[-1]
+
+
+def _broadcast(tensor: TensorType, indices: Sequence[Any]) -> list[Any]:
+    """numpy's rule: shapes align at the right, and a dimension of 1 is read at 0."""
+    aligned = indices[len(indices) - len(tensor.shape) :]
+    return [0 if dim == 1 else index for dim, index in zip(tensor.shape, aligned, strict=True)]

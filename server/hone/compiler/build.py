@@ -1,0 +1,123 @@
+"""From scheduled functions to libraries: LLVM, then the C++ compiler as a linker."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from hone.compiler.mathematics import expand_transcendentals
+from hone.compiler.target import CpuTarget
+
+#: Candidates in this order; the first on PATH links.
+LINKERS = ("g++", "clang++", "c++")
+
+
+class BuildFailed(Exception):
+    """TVM could not make code of a function: `reason` is its first line."""
+
+    def __init__(self, what: str, problem: BaseException) -> None:
+        self.reason = first_line(problem)
+        super().__init__(f"{what}: {self.reason}")
+
+
+class LinkFailed(Exception):
+    """No shared library could be made; the message holds the compiler's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Built code in memory: callable in this process, and ready to be written as a shared library."""
+
+    module: Any
+
+    def function(self, name: str) -> Any:
+        return self.module[name]
+
+    @property
+    def assembly(self) -> str:
+        return str(self.module.inspect_source("asm"))
+
+    def export(self, path: Path) -> None:
+        link(self.module, path)
+
+
+def build_functions(functions: Mapping[str, Any], target: CpuTarget) -> Library:
+    """Compile scheduled PrimFuncs to machine code under the given names. Raises BuildFailed."""
+    module = tvm.IRModule(
+        {name: expand_transcendentals(func).with_attr("global_symbol", name) for name, func in functions.items()}
+    )
+    try:
+        built = tvm.build(module, target=target.tvm())
+    except Exception as problem:  # TVM raises whatever its passes raise; a candidate that fails is a result
+        raise BuildFailed(", ".join(functions), problem) from problem
+    return Library(getattr(built, "mod", built))
+
+
+def link(module: Any, path: Path) -> None:
+    """Write a TVM runtime module and its imports as one shared library. Raises LinkFailed."""
+    linker = find_linker()
+    if linker is None:
+        raise LinkFailed(f"no C++ compiler on PATH (looked for {', '.join(LINKERS)}): install g++ to build libraries")
+
+    def create(output: str, objects: list[str], options: list[str] | None = None) -> None:
+        # Unresolved symbols are TVM's runtime, which the loading process has.
+        command = [linker, "-shared", "-fPIC", "-s", "-o", output, *objects, *(options or [])]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            told = (ran.stderr or ran.stdout).strip().splitlines()
+            raise LinkFailed(f"{linker} exited with {ran.returncode}: {told[-1] if told else 'no message'}")
+
+    create.output_format = "so"  # type: ignore[attr-defined]  # what TVM asks of a linker function
+    create.object_format = "o"  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(prefix="hone-link-") as workspace:
+        tvm.runtime.Executable(module).export_library(str(path), fcompile=create, workspace_dir=workspace)
+
+
+def find_linker() -> str | None:
+    return next((found for name in LINKERS if (found := shutil.which(name))), None)
+
+
+def toolchain() -> dict[str, str]:
+    """Versions that change generated code."""
+    return {
+        "tvm": version("apache-tvm"),
+        "tvm-ffi": version("apache-tvm-ffi"),
+        "llvm": str(tvm.get_global_func("target.llvm_version_major")()),
+    }
+
+
+def source_digest(files: Iterable[Path]) -> str:
+    """SHA-256 over files, in the order of their names."""
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def first_line(problem: BaseException) -> str:
+    """TVM's messages end with a C++ trace; what went wrong is the first line that says something."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return lines[0] if lines else type(problem).__name__
+
+
+def build_executable(mod: Any, target: CpuTarget) -> Library:
+    """Phase 7: a lowered module becomes a VM executable: byte code for `main`, machine code for the rest."""
+    functions = {
+        name: expand_transcendentals(func) if isinstance(func, tirx.PrimFunc) else func
+        for name, func in mod.functions.items()
+    }
+    try:
+        built = relax.build(tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None)
+    except Exception as problem:  # as above
+        raise BuildFailed("executable", problem) from problem
+    return Library(built.mod)

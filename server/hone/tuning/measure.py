@@ -1,0 +1,275 @@
+"""Baseline against candidate on a machine that does other things too.
+
+What is compared is the ratio within a round: baseline and candidate run one after the other, on the same inputs, in
+turns as to which goes first. A reference workload before and after tells rounds in which the machine itself changed
+(clock, neighbours): those are dropped. Rounds in which serving did nothing are preferred; where too few come in time,
+the others count as well, by their ratios alone, and the comparison says that it is provisional.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hone.tuning.activity import Activity
+from hone.tuning.confidence import Median, median_of
+from hone.types import Array
+
+Inputs = Mapping[str, Array]
+Call = Callable[[Inputs], object]
+Clock = Callable[[], int]
+"""Nanoseconds of a steady clock."""
+
+NS = 1_000_000_000
+_MAX_REPEATS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of both subjects, in nanoseconds a call; the reference before and after in nanoseconds a run."""
+
+    baseline_ns: float
+    candidate_ns: float
+    reference_ns: tuple[float, float]
+    quiet: bool
+    """Whether serving did nothing meanwhile."""
+
+
+class Runner(Protocol):
+    """Where the two subjects run: in this process, or on a machine at the other end of a network."""
+
+    def round(self, number: int, patience_seconds: float) -> Round:
+        """Run both once more, first waiting for serving to rest, `patience_seconds` at most. Raises HoneError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a comparison is made. `looks` are the numbers of rounds after which it may end; `error` is the probability
+    of a wrong verdict over all looks together (divided among them, by Bonferroni's inequality)."""
+
+    looks: tuple[int, ...] = (10, 20, 40, 80)
+    error: float = 0.01
+    seconds: float = 30.0
+    margin: float = 0.03
+    """How much faster is faster: the baseline must take `1 + margin` times as long."""
+    drift: float = 0.10
+    """A round is dropped when its reference is off the usual by more than this share."""
+
+    def __post_init__(self) -> None:
+        if not self.looks or list(self.looks) != sorted(set(self.looks)) or self.looks[0] < 1:
+            raise ValueError(f"looks: expected rising numbers of rounds, found {self.looks!r}")
+
+    @property
+    def error_per_look(self) -> float:
+        return self.error / len(self.looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of it. Ratios are candidate over baseline, so below 1 is faster; times are nanoseconds a call."""
+
+    baseline_ns: Median
+    candidate_ns: Median
+    ratio: Median
+    num_rounds: int
+    num_quiet: int
+    num_dropped: int
+    provisional: bool
+    """Too few quiet rounds: to be measured again when serving rests."""
+
+    @property
+    def speedup(self) -> float:
+        return 1.0 / self.ratio.value
+
+    def is_faster(self, margin: float) -> bool:
+        """Whether the candidate is faster by the margin, with the confidence of the plan."""
+        return self.ratio.high * (1.0 + margin) <= 1.0
+
+    def is_not_faster(self, margin: float) -> bool:
+        """Whether it is certain, likewise, that it is not."""
+        return self.ratio.low * (1.0 + margin) > 1.0
+
+    def is_slower(self) -> bool:
+        return self.ratio.low > 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "baseline_ms": _in_ms(self.baseline_ns),
+            "tuned_ms": _in_ms(self.candidate_ns),
+            "speedup": self.speedup,
+            "ratio": [_finite(self.ratio.low), self.ratio.value, _finite(self.ratio.high)],
+            "num_rounds": self.num_rounds,
+            "num_quiet": self.num_quiet,
+            "num_dropped": self.num_dropped,
+            "provisional": self.provisional,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TooNoisy:
+    """No comparison: nearly every round was dropped."""
+
+    reason: str
+
+
+def compare(
+    runner: Runner,
+    plan: Plan,
+    *,
+    clock: Clock = time.monotonic_ns,
+    tell: Callable[[float], None] = lambda share: None,
+) -> Comparison | TooNoisy:
+    """Rounds until one of the looks is certain, or until the plan's rounds or seconds are used up.
+
+    At least the rounds of the first look are run, whatever the clock says. `tell` hears the share that is done. Raises
+    what the runner raises.
+    """
+    started = clock()
+    rounds: list[Round] = []
+    looks = list(plan.looks)
+    patience = plan.seconds / plan.looks[-1]
+    while True:
+        rounds.append(runner.round(len(rounds), patience))
+        elapsed = (clock() - started) / NS
+        tell(min(1.0, max(elapsed / plan.seconds, len(rounds) / plan.looks[-1])))
+        quiet, num_dropped = _steady([r for r in rounds if r.quiet], plan.drift)
+        if looks and len(quiet) >= looks[0]:
+            looks.pop(0)
+            found = _comparison(quiet, num_dropped, plan, provisional=False)
+            if found.is_faster(plan.margin) or found.is_not_faster(plan.margin) or not looks:
+                return found
+        if len(rounds) >= plan.looks[0] and (elapsed >= plan.seconds or len(rounds) >= 2 * plan.looks[-1]):
+            break
+    if len(quiet) >= plan.looks[0]:
+        return _comparison(quiet, num_dropped, plan, provisional=False)
+    every, num_dropped = _steady(rounds, plan.drift)
+    if len(every) < plan.looks[0] / 2:
+        return TooNoisy(
+            f"in {num_dropped} of {len(rounds)} rounds the reference workload was off by more than {plan.drift:.0%}:"
+            f" this machine is too busy to measure on"
+        )
+    return _comparison(every, num_dropped, plan, provisional=True)
+
+
+def _steady(rounds: Sequence[Round], drift: float) -> tuple[list[Round], int]:
+    """The rounds in which the reference took its usual time, and how many others there were."""
+    if not rounds:
+        return [], 0
+    usual = float(np.median([ns for r in rounds for ns in r.reference_ns]))
+    kept = [r for r in rounds if all(abs(ns - usual) <= drift * usual for ns in r.reference_ns)]
+    return kept, len(rounds) - len(kept)
+
+
+def _comparison(kept: Sequence[Round], num_dropped: int, plan: Plan, *, provisional: bool) -> Comparison:
+    error = plan.error_per_look
+    return Comparison(
+        median_of([r.baseline_ns for r in kept], error),
+        median_of([r.candidate_ns for r in kept], error),
+        median_of([r.candidate_ns / r.baseline_ns for r in kept], error),
+        num_rounds=len(kept),
+        num_quiet=sum(r.quiet for r in kept),
+        num_dropped=num_dropped,
+        provisional=provisional,
+    )
+
+
+# --- on this machine
+
+
+class Reference:
+    """A fixed amount of work of this process alone: numbers squared in the first-level cache, and a pass through
+    memory. No library with threads of its own, so that what it takes depends on the machine only."""
+
+    def __init__(self) -> None:
+        self._small = np.linspace(0.5, 1.0, 2048, dtype=np.float32)
+        self._result = np.empty_like(self._small)
+        self._large = np.zeros(1 << 19, np.uint8)
+        self._copy = np.empty_like(self._large)
+
+    def __call__(self) -> None:
+        for _ in range(100):
+            np.multiply(self._small, self._small, out=self._result)
+        for _ in range(2):
+            np.copyto(self._copy, self._large)
+
+
+@dataclass(slots=True)
+class LocalRunner:
+    """Both subjects as callables in this process, on input sets that rotate from call to call."""
+
+    baseline: Call
+    candidate: Call
+    inputs: Sequence[Inputs]
+    activity: Callable[[], Activity] = lambda: Activity(0, 0)
+    reference: Callable[[], None] = field(default_factory=Reference)
+    settle: Callable[[], None] = lambda: None
+    """Called between subjects: waits until threads of the one before have stopped spinning."""
+    clock: Clock = time.perf_counter_ns
+    sleep: Callable[[float], None] = time.sleep
+    sample_ns: int = 2_000_000
+    """One sample is as many calls as fill this time, and at least one."""
+    _repeats: list[int] = field(default_factory=lambda: [0, 0])
+
+    def round(self, number: int, patience_seconds: float) -> Round:
+        self._wait_for_quiet(patience_seconds)
+        before = self.activity()
+        first = self._time_reference()
+        times = [0.0, 0.0]
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            self.settle()
+            times[side] = self._sample(side, number)
+        self.settle()
+        last = self._time_reference()
+        after = self.activity()
+        quiet = before == after and before.num_in_flight == 0
+        return Round(times[0], times[1], (first, last), quiet)
+
+    def _sample(self, side: int, number: int) -> float:
+        call = self.candidate if side else self.baseline
+        started = self.clock()
+        call(self.inputs[number % len(self.inputs)])  # brings its own code and weights back into the caches
+        once = max(1, self.clock() - started)
+        if not self._repeats[side]:
+            self._repeats[side] = max(1, min(_MAX_REPEATS, self.sample_ns // once))
+        if once > 10 * self.sample_ns:
+            return float(once)  # long enough: caches are a small part of it
+        repeats = self._repeats[side]
+        turn = [self.inputs[(number + 1 + i) % len(self.inputs)] for i in range(repeats)]
+        started = self.clock()
+        for inputs in turn:
+            call(inputs)
+        return max(1, self.clock() - started) / repeats
+
+    def _time_reference(self) -> float:
+        self.reference()
+        started = self.clock()
+        self.reference()
+        return float(max(1, self.clock() - started))
+
+    def _wait_for_quiet(self, patience_seconds: float) -> None:
+        deadline = self.clock() + int(patience_seconds * NS)
+        while self.activity().num_in_flight and self.clock() < deadline:
+            self.sleep(0.0005)
+
+
+def wait_for_idle_threads(limit_seconds: float = 0.1) -> None:
+    """Wait until no thread of this process uses the processor: a pool's workers may spin for a while after a run (ONNX
+    Runtime's do), and would be held against whoever runs next."""
+    deadline = time.monotonic() + limit_seconds
+    while time.monotonic() < deadline:
+        used, began = time.process_time(), time.monotonic()
+        time.sleep(0.001)
+        if time.process_time() - used < 0.2 * (time.monotonic() - began):
+            return
+
+
+def _in_ms(median: Median) -> float:
+    return median.value / 1e6
+
+
+def _finite(number: float) -> float | None:
+    return number if np.isfinite(number) else None

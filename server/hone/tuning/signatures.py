@@ -1,0 +1,239 @@
+"""Signatures: what a specialization is made for, which are worth one, and how live traffic is counted."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hone.types import NUMPY_DTYPES, Array, Shape, TensorSpec
+
+_TENSOR = re.compile(r"(?P<name>[^,;]+):(?P<dims>scalar|[1-9][0-9]*(x[1-9][0-9]*)*)")
+
+
+class TensorShape(NamedTuple):
+    name: str
+    datatype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Names, datatypes and concrete shapes of the inputs of one execution, in the order of the names."""
+
+    tensors: tuple[TensorShape, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, str, Shape]]) -> Signature:
+        return cls(tuple(sorted(TensorShape(name, datatype, tuple(shape)) for name, datatype, shape in tensors)))
+
+    @property
+    def text(self) -> str:
+        """For people and labels: `IN:FP32[1,4]`, several with a space between."""
+        return " ".join(f"{t.name}:{t.datatype}[{','.join(map(str, t.shape))}]" for t in self.tensors)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {tensor.name: tensor.shape for tensor in self.tensors}
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(*tensor) for tensor in self.tensors)
+
+    @property
+    def rows(self) -> int:
+        """Items of the first axis, where all inputs agree on it; else 0."""
+        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in self.tensors}
+        return firsts.pop() if len(firsts) == 1 else 0
+
+    def with_rows(self, rows: int) -> Signature:
+        """The same with another batch size."""
+        return Signature(tuple(t._replace(shape=(rows, *t.shape[1:])) for t in self.tensors))
+
+    def fits(self, arrays: Mapping[str, Array]) -> bool:
+        return {name: array.shape for name, array in arrays.items()} == self.shapes
+
+    def to_json(self) -> list[list[Any]]:
+        return [[tensor.name, tensor.datatype, list(tensor.shape)] for tensor in self.tensors]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Sequence[Any]]) -> Signature:
+        return cls.of((str(name), str(datatype), tuple(int(dim) for dim in dims)) for name, datatype, dims in told)
+
+
+def parse_signatures(text: str, inputs: Sequence[TensorSpec]) -> list[Signature]:
+    """The accelerator's parameter `signatures`: `NAME:1x3x224x224,OTHER:1x5; ...`, dims as the engine takes them.
+
+    Inputs of fixed shape may be left out. Raises ValueError saying what is wrong.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    return [_parse_one(part.strip(), specs) for part in text.split(";") if part.strip()]
+
+
+def _parse_one(text: str, specs: Mapping[str, TensorSpec]) -> Signature:
+    shapes: dict[str, Shape] = {}
+    for part in text.split(","):
+        found = _TENSOR.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"expected NAME:DIMxDIM, as in 'IN:1x3x224x224', found '{part.strip()}'")
+        name, dims = found["name"], found["dims"]
+        if name not in specs:
+            raise ValueError(f"unknown input '{name}', expected one of {sorted(specs)!r}")
+        if name in shapes:
+            raise ValueError(f"input '{name}' is given twice")
+        shape = () if dims == "scalar" else tuple(int(dim) for dim in dims.split("x"))
+        want = specs[name].shape
+        if len(want) != len(shape) or any(w not in (-1, s) for w, s in zip(want, shape, strict=True)):
+            raise ValueError(f"input '{name}': expected a shape that fits {list(want)}, found {list(shape)}")
+        shapes[name] = shape
+    for name, spec in specs.items():
+        if name not in shapes:
+            if -1 in spec.shape:
+                raise ValueError(f"input '{name}' of variable shape {list(spec.shape)} is missing in '{text}'")
+            shapes[name] = spec.shape
+    return Signature.of((name, specs[name].datatype, shape) for name, shape in shapes.items())
+
+
+def batch_buckets(max_batch_size: int) -> list[int]:
+    """1, 2, 4, ... and the largest batch itself."""
+    buckets = []
+    size = 1
+    while size < max_batch_size:
+        buckets.append(size)
+        size *= 2
+    return [*buckets, max_batch_size] if max_batch_size > 0 else []
+
+
+def wanted_signatures(
+    inputs: Sequence[TensorSpec],
+    max_batch_size: int,
+    *,
+    named: Iterable[Signature] = (),
+    frequent: Iterable[Signature] = (),
+    limit: int = 16,
+) -> list[Signature]:
+    """What to specialize for, the surest first; at most `limit`.
+
+    `named` are those that the configuration names (its warm-up samples included), `frequent` those seen in traffic.
+    A batching model gets every batch bucket of each shape that is known behind the batch axis.
+    """
+    fixed = _fixed_signature(inputs, batching=max_batch_size > 0)
+    bases = [*([fixed] if fixed is not None else []), *named, *frequent]
+    wanted: dict[Signature, None] = {}
+    for base in bases:
+        if any(tensor.datatype not in NUMPY_DTYPES for tensor in base.tensors):
+            continue
+        if max_batch_size <= 0:
+            wanted[base] = None
+        else:
+            wanted.update(dict.fromkeys(base.with_rows(rows) for rows in batch_buckets(max_batch_size)))
+    return list(wanted)[:limit]
+
+
+def _fixed_signature(inputs: Sequence[TensorSpec], *, batching: bool) -> Signature | None:
+    """The signature that the graph itself fixes, but for the batch axis; None where other axes vary."""
+    shapes = []
+    for spec in inputs:
+        shape = (1, *spec.shape[1:]) if batching else spec.shape
+        if -1 in shape or (batching and not spec.shape):
+            return None
+        shapes.append((spec.name, spec.datatype, shape))
+    return Signature.of(shapes) if shapes else None
+
+
+class SpaceSaving:
+    """The most frequent keys of a stream in fixed memory.
+
+    A key that is not counted takes the place of the least frequent one and inherits its count, as an upper bound of
+    its own: every key that makes up more than 1/capacity of the stream is among those kept, and no count is too low
+    (Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data Streams", 2005).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: expected 1 or more, found {capacity}")
+        self._capacity = capacity
+        self._counts: dict[Any, list[float]] = {}  # key -> [count, how much of it may be others']
+        self.total = 0.0
+
+    def add(self, key: Any, weight: float = 1.0) -> None:
+        self.total += weight
+        counted = self._counts.get(key)
+        if counted is not None:
+            counted[0] += weight
+        elif len(self._counts) < self._capacity:
+            self._counts[key] = [weight, 0.0]
+        else:
+            least = min(self._counts, key=lambda kept: self._counts[kept][0])
+            inherited = self._counts.pop(least)[0]
+            self._counts[key] = [inherited + weight, inherited]
+
+    def frequent(self, min_share: float) -> list[tuple[Any, float]]:
+        """Keys that surely make up at least this share of the stream, the most frequent first, with that sure share."""
+        if not self.total:
+            return []
+        sure = ((key, (count - error) / self.total) for key, (count, error) in self._counts.items())
+        return sorted((pair for pair in sure if pair[1] >= min_share), key=lambda pair: -pair[1])
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._counts)
+
+
+class Traffic:
+    """What serving tells of executions: signatures by how often they came, and time by model.
+
+    `ran` is called by executor threads, once an execution: a lock of its own, held for a microsecond.
+    """
+
+    def __init__(self, *, capacity: int = 64, max_models: int = 4096) -> None:
+        self._capacity = capacity
+        self._max_models = max_models
+        self._lock = threading.Lock()
+        self._models: dict[tuple[str, int], _ModelTraffic] = {}
+        self._total_seconds = 0.0
+
+    def ran(self, model: str, version: int, signature: Signature, seconds: float) -> None:
+        """One execution of this signature (batch size included) took so long in the engine."""
+        with self._lock:
+            counted = self._models.get((model, version))
+            if counted is None:
+                if len(self._models) >= self._max_models:
+                    return
+                counted = self._models[model, version] = _ModelTraffic(SpaceSaving(self._capacity))
+            counted.signatures.add(signature)
+            counted.seconds += seconds
+            self._total_seconds += seconds
+
+    def forget(self, model: str, version: int) -> None:
+        with self._lock:
+            gone = self._models.pop((model, version), None)
+            if gone is not None:
+                self._total_seconds -= gone.seconds
+
+    def time_share(self, model: str, version: int) -> float:
+        """Share of all engine time that went into this version."""
+        with self._lock:
+            counted = self._models.get((model, version))
+            if counted is None or self._total_seconds <= 0:
+                return 0.0
+            return counted.seconds / self._total_seconds
+
+    def frequent(self, model: str, version: int, *, min_share: float = 0.02, min_count: int = 20) -> list[Signature]:
+        """Signatures seen often enough to be worth a specialization, the most frequent first."""
+        with self._lock:
+            counted = self._models.get((model, version))
+            if counted is None:
+                return []
+            total = counted.signatures.total
+            return [key for key, share in counted.signatures.frequent(min_share) if share * total >= min_count - 0.5]
+
+
+@dataclass(slots=True)
+class _ModelTraffic:
+    signatures: SpaceSaving
+    seconds: float = 0.0
