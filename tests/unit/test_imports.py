@@ -23,11 +23,11 @@ LAYERS = (
     ("engines", "repository", "kernels"),
     ("tracing", "logs"),
     ("metrics",),
-    ("strings", "protos", "types", "config", "errors"),
+    ("specialization", "strings", "protos", "types", "config", "errors"),
 )
 RANK = {part: len(LAYERS) - row for row, parts in enumerate(LAYERS) for part in parts}
 #: The foundation may lean on itself in this order only.
-FOUNDATION = ("errors", "types", "config", "protos", "strings")
+FOUNDATION = ("errors", "types", "config", "protos", "strings", "specialization")
 
 #: Package -> where in hone it may be imported.
 CONFINED = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hone.compiler.templates.base import KERNEL_PREFIX, Candidate, Template
+from hone.compiler.target import CpuTarget
+from hone.compiler.templates.base import KERNEL_PREFIX, BuiltKernel, Candidate, Template
 from hone.compiler.workload import Workload
 
 
@@ -34,3 +35,7 @@ class KernelCall:
     @property
     def name(self) -> str:
         return KERNEL_PREFIX + self.digest
+
+    def build(self, target: CpuTarget) -> BuiltKernel:
+        """Raises BuildFailed."""
+        return self.template.build(self.workload, self.candidate, target)

@@ -169,7 +169,7 @@ def _known_operators() -> set[str]:
 def _check_operators(graph: Graph) -> None:
     known = _known_operators()
     for node in graph.nodes:
-        if attribute(node, "training_mode", 0):
+        if attribute(node, "training_mode", 0) or (node.op_type == "Dropout" and len(node.input) > 2):
             raise _CannotImport(node.op_type, f"{node.op_type} is in training mode")
         if node.domain == _CONTRIBUTED_DOMAIN and node.op_type in _CONTRIBUTED:
             continue

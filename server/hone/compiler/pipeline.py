@@ -6,11 +6,12 @@ Every phase is a function from a Relax module to a Relax module; what else it le
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tvm
+from tvm import relax
 
 from hone.compiler.build import Library, build_executable
 from hone.compiler.choices import Choices, KernelCall
@@ -18,10 +19,12 @@ from hone.compiler.phases.canonicalize import canonicalize
 from hone.compiler.phases.fuse import fuse
 from hone.compiler.phases.layout import convert_layouts
 from hone.compiler.phases.memory import plan_memory
+from hone.compiler.phases.packing import content_digest, packing_keys
 from hone.compiler.phases.partition import partition, workloads
 from hone.compiler.phases.schedule import ScheduledFunction, schedule
 from hone.compiler.target import CpuTarget
 from hone.compiler.workload import Workload
+from hone.types import Array
 
 
 class Model(Protocol):
@@ -29,26 +32,39 @@ class Model(Protocol):
 
     @property
     def mod(self) -> Any: ...
+    @property
+    def params(self) -> Mapping[str, Array]: ...
 
 
 @dataclass(slots=True)
 class Compilation:
-    """What the phases share: what for, what was chosen, and the report that they write."""
+    """What the phases share: what for, what was chosen, and what they report.
+
+    `parameters` are the content digests of the weights.
+    """
 
     target: CpuTarget
     choices: Choices
     kernels: list[KernelCall] = field(default_factory=list)
     functions: list[ScheduledFunction] = field(default_factory=list)
+    parameters: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
+    returns_tuple: bool = False
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """Machine code of a model and the kernels that it calls by name; the weights are in neither."""
+    """Machine code of a model and the kernels that it calls by name; the weights are in neither.
+
+    `packed` names the weights as `main` takes them, in order (see `phases/packing.py`).
+    """
 
     library: Library
     kernels: tuple[KernelCall, ...]
     functions: tuple[ScheduledFunction, ...]
+    packed: tuple[str, ...]
+    returns_tuple: bool
     phase_seconds: dict[str, float]
     target: CpuTarget
 
@@ -60,6 +76,13 @@ Phase = tuple[str, Callable[[Any, Compilation], Any]]
 
 def _partition(mod: Any, compilation: Compilation) -> Any:
     mod, compilation.kernels = partition(mod, compilation.target, compilation.choices)
+    return mod
+
+
+def _fuse(mod: Any, compilation: Compilation) -> Any:
+    mod = fuse(mod)
+    compilation.packed = packing_keys(mod, compilation.parameters)
+    compilation.returns_tuple = isinstance(mod["main"].ret_ty, relax.TupleType)
     return mod
 
 
@@ -75,7 +98,7 @@ GRAPH_PHASES: tuple[Phase, ...] = (
 )
 CODE_PHASES: tuple[Phase, ...] = (
     ("3 partition", _partition),
-    ("4 fuse", lambda mod, _: fuse(mod)),
+    ("4 fuse", _fuse),
     ("5 schedule", _schedule),
     ("6 plan memory", lambda mod, _: plan_memory(mod)),
 )
@@ -87,7 +110,8 @@ def compile_model(
     model: Model, target: CpuTarget, choices: Choices | None = None, dump: Dump | None = None
 ) -> CompiledModel:
     """Compile for one target. Raises BuildFailed when TVM refuses (told with the phase)."""
-    compilation = Compilation(target, choices or Choices())
+    parameters = tuple(content_digest(array) for array in model.params.values())
+    compilation = Compilation(target, choices or Choices(), parameters=parameters)
     mod = run_phases(model.mod, PHASES, compilation, dump)
     started = time.perf_counter()
     library = build_executable(mod, target)
@@ -96,6 +120,8 @@ def compile_model(
         library,
         tuple(compilation.kernels),
         tuple(compilation.functions),
+        compilation.packed,
+        compilation.returns_tuple,
         compilation.phase_seconds,
         target,
     )

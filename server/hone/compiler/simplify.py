@@ -112,6 +112,10 @@ def raise_opset(graph: Graph) -> None:
         converted = onnx.version_converter.convert_version(graph.model, OLDEST_OPSET)
     except Exception as problem:  # a C++ assertion comes as RuntimeError, others as ConvertError
         raise CannotSimplify(f"opset {old} cannot be converted to {OLDEST_OPSET}: {first_line(problem)}") from problem
+    before = {value.name: value.type.SerializeToString(deterministic=True) for value in graph.model.graph.input}
+    after = {value.name: value.type.SerializeToString(deterministic=True) for value in converted.graph.input}
+    if any(after.get(name) != kind for name, kind in before.items()):  # it drops the batch of an old Scan's inputs
+        raise CannotSimplify(f"opset {old} cannot be converted to {OLDEST_OPSET} with the same inputs")
     graph.replace_model(converted)
 
 

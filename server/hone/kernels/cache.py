@@ -171,6 +171,7 @@ class KernelsCache:
         ({"kind", "scope", "digest"}) that must not be evicted while this one is held.
         """
         name = entry_name(kind, digest, scope)
+        self._publisher.check(name, files, manifest)
         try:
             size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
             if self.size_limit_bytes is not None and size > self.size_limit_bytes:

@@ -57,11 +57,8 @@ class Publisher:
         proven: bool,
         replace: bool,
     ) -> tuple[Entry | Failure, bool]:
-        """The entry, and whether it is ours (False: it was there, or another won). Raises OSError, ValueError,
-        TypeError, leaving nothing behind."""
-        for file_name in files:
-            check_file_name(file_name)
-        compose(name, {}, content)  # what cannot be written must not cost the files' copies
+        """The entry, and whether it is ours (False: it was there, or another won). Raises OSError, leaving nothing
+        behind, and as `check`."""
         target = self._folder.place_of(name)
         if not replace:
             present = read_entry(target, name)
@@ -76,6 +73,13 @@ class Publisher:
             write_new(staged / MANIFEST, compose(name, records, content))
             self._on_step("manifest-written")
             return self.install(staged, name, proven=proven, replace=replace)
+
+    @staticmethod
+    def check(name: EntryName, files: Mapping[str, bytes | Path], content: Mapping[str, JSON]) -> None:
+        """Raises ValueError or TypeError for what can never be published."""
+        for file_name in files:
+            check_file_name(file_name)
+        compose(name, {}, content)
 
     def probe(self) -> None:
         """Finds out whether the folder can be written to. Raises OSError."""

@@ -18,6 +18,7 @@ from hone.metrics import ModelStatistics
 from hone.protos import config_pb
 from hone.serving.execution import BatchExecution, Pending
 from hone.serving.executor import DeviceExecutor, ThreadState
+from hone.serving.observation import Observation
 from hone.serving.slot import Slot
 
 
@@ -32,8 +33,11 @@ class Scheduler(Protocol):
 class DirectScheduler:
     """Each request is an execution; the executor's own queue is the only one."""
 
-    def __init__(self, slot: Slot, executor: DeviceExecutor, statistics: ModelStatistics) -> None:
+    def __init__(
+        self, slot: Slot, observation: Observation, executor: DeviceExecutor, statistics: ModelStatistics
+    ) -> None:
         self._slot = slot
+        self._observation = observation
         self._executor = executor
         self._statistics = statistics
         self._num_outstanding = 0
@@ -42,7 +46,7 @@ class DirectScheduler:
         self._num_outstanding += 1
         if self._num_outstanding > self._executor.num_instances:
             self._statistics.num_pending += 1
-        self._executor.submit(BatchExecution(self._slot, (pending,), self._delivered))
+        self._executor.submit(BatchExecution(self._slot, self._observation, (pending,), self._delivered))
 
     def cancel(self, pending: Pending) -> None:
         pending.cancelled = True
@@ -136,6 +140,7 @@ class DynamicBatcher:
         model: str,
         policy: BatchPolicy,
         slot: Slot,
+        observation: Observation,
         executor: DeviceExecutor,
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
@@ -143,6 +148,7 @@ class DynamicBatcher:
         self._model = model
         self._policy = policy
         self._slot = slot
+        self._observation = observation
         self._executor = executor
         self._statistics = statistics
         self._loop = loop
@@ -214,7 +220,7 @@ class DynamicBatcher:
             batch = self._next_batch()
             if not batch:
                 return
-            execution = BatchExecution(self._slot, batch, self._delivered)
+            execution = BatchExecution(self._slot, self._observation, batch, self._delivered)
             if self._policy.preserve_ordering:
                 self._in_order.append(execution)
             self._num_free -= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -16,8 +17,9 @@ import numpy as np
 
 from hone.errors import EngineError, HoneError, InternalError
 from hone.serving.executor import ThreadState
-from hone.serving.slot import Slot
-from hone.types import BYTES, NUMPY_DTYPES, Array, EngineInstance, InferRequest
+from hone.serving.observation import Observation
+from hone.serving.slot import Generation, RouteKey, Slot
+from hone.types import BYTES, NUMPY_DTYPES, Array, InferRequest
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Pending:
         request: InferRequest,
         arrays: dict[str, Array],
         batch_size: int,
-        key: object,
+        key: RouteKey,
         output_names: tuple[str, ...],
         future: ReplyFuture,
     ) -> None:
@@ -83,6 +85,7 @@ class BatchExecution:
 
     __slots__ = (
         "_executed",
+        "_observation",
         "_on_delivered",
         "_outcomes",
         "_slot",
@@ -93,8 +96,15 @@ class BatchExecution:
         "pendings",
     )
 
-    def __init__(self, slot: Slot, pendings: Sequence[Pending], on_delivered: Callable[[BatchExecution], None]) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        observation: Observation,
+        pendings: Sequence[Pending],
+        on_delivered: Callable[[BatchExecution], None],
+    ) -> None:
         self._slot = slot
+        self._observation = observation
         self.pendings = pendings
         self._on_delivered = on_delivered
         self._executed: Sequence[Pending] = ()
@@ -112,48 +122,67 @@ class BatchExecution:
                 return
         for pending in live:
             pending.queue_ns = started - pending.queued_at_ns
-        generation = self._slot.acquire()
-        try:
-            instance = thread.instance(generation.engine)
-            run = self._run_one if len(live) == 1 else self._run_batch
-            self._outcomes = run(thread, instance, live, started)
-        finally:
-            generation.release()
+        self._outcomes = self._outcomes_of(thread, live)
         self._executed = live
 
-    def _run_one(
-        self, thread: ThreadState, instance: EngineInstance, live: Sequence[Pending], started: int
-    ) -> Sequence[dict[str, Array] | HoneError]:
-        (pending,) = live
+    def _outcomes_of(self, thread: ThreadState, live: Sequence[Pending]) -> Sequence[dict[str, Array] | HoneError]:
         try:
-            outputs = instance.run(pending.arrays, pending.output_names)
+            return self._run(thread, live)
         except HoneError as problem:
-            return [problem]
+            if len(live) == 1:
+                return [problem]
         except Exception:
-            return [_internal_error()]
-        pending.infer_ns = time.monotonic_ns() - started
-        self.infer_ns += pending.infer_ns
-        self.num_rows += pending.batch_size
-        return [dict(zip(pending.output_names, outputs, strict=True))]
+            _log.exception("execution failed outside the engine")
+            return [InternalError("internal error")] * len(live)
+        return [self._outcomes_of(thread, [pending])[0] for pending in live]
 
-    def _run_batch(
-        self, thread: ThreadState, instance: EngineInstance, live: Sequence[Pending], started: int
-    ) -> Sequence[dict[str, Array] | HoneError]:
-        names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
+    def _run(self, thread: ThreadState, live: Sequence[Pending]) -> Sequence[dict[str, Array]]:
+        first = live[0]
+        if len(live) == 1:
+            rows, names = first.batch_size, first.output_names
+        else:
+            rows = sum(pending.batch_size for pending in live)
+            names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
+        generation = self._slot.acquire(first.key, rows)
+        failure: Exception | None = None
         try:
-            inputs = _assemble(live, thread)
-            assembled = time.monotonic_ns()
-            outputs = dict(zip(names, instance.run(inputs, names), strict=True))
-            ran = time.monotonic_ns()
-            results = _split(outputs, live)
-        except HoneError:
-            return [self._run_one(thread, instance, [pending], time.monotonic_ns())[0] for pending in live]
-        except Exception:
-            return [_internal_error()] * len(live)
-        self.input_ns, self.infer_ns, self.output_ns = assembled - started, ran - assembled, time.monotonic_ns() - ran
+            if generation.number:
+                try:
+                    return self._run_on(generation, thread, live, rows, names)
+                except Exception as problem:  # whatever it is: the baseline answers, and the generation is told of
+                    failure = problem
+                    self.input_ns = self.infer_ns = self.output_ns = self.num_rows = 0
+            baseline = self._slot.baseline
+            results = self._run_on(baseline, thread, live, rows, names)
+        finally:
+            generation.release()
+        if failure is not None:
+            self._observation.failed(generation.number, failure)
+        return results
+
+    def _run_on(
+        self, generation: Generation, thread: ThreadState, live: Sequence[Pending], rows: int, names: tuple[str, ...]
+    ) -> Sequence[dict[str, Array]]:
+        """Run on a generation, whose batch may be larger. The caller holds a lease, on it or on the model."""
+        started = time.monotonic_ns()
+        taken = generation.rows or rows
+        alone = len(live) == 1 and taken == rows
+        inputs = live[0].arrays if alone else _assemble(live, thread, rows, taken)
+        assembled = time.monotonic_ns() if not alone else started
+        outputs = dict(zip(names, generation.instance().run(inputs, names), strict=True))
+        ran = time.monotonic_ns()
+        results = [outputs] if alone else _split(outputs, live, taken)
+        ended = time.monotonic_ns() if not alone else ran
+        input_ns, infer_ns, output_ns = assembled - started, ran - assembled, ended - ran
+        self.input_ns += input_ns
+        self.infer_ns += infer_ns
+        self.output_ns += output_ns
+        self.num_rows += rows
         for pending in live:
-            pending.input_ns, pending.infer_ns, pending.output_ns = self.input_ns, self.infer_ns, self.output_ns
-            self.num_rows += pending.batch_size
+            pending.input_ns, pending.infer_ns, pending.output_ns = input_ns, infer_ns, output_ns
+        self._observation.ran(live[0].key, rows, infer_ns)
+        if generation.number:
+            self._observation.sample(generation.number, None if alone else rows, inputs, outputs)
         return results
 
     def deliver(self) -> None:
@@ -171,35 +200,29 @@ class BatchExecution:
         self._on_delivered(self)
 
 
-def _internal_error() -> InternalError:
-    """For faults of hone itself, from within the handler that caught one: the client learns nothing of the inside."""
-    _log.exception("execution failed outside the engine")
-    return InternalError("internal error")
-
-
-def _assemble(pendings: Sequence[Pending], thread: ThreadState) -> dict[str, Array]:
-    """Concatenate along the batch axis, each item written once."""
+def _assemble(pendings: Sequence[Pending], thread: ThreadState, rows: int, taken: int) -> dict[str, Array]:
+    """Concatenate along the batch axis, each item written once; up to `taken` rows the last one is repeated."""
     assembled = {}
     for name, first in pendings[0].arrays.items():
-        rows = sum(pending.batch_size for pending in pendings)
-        shape = (rows, *first.shape[1:])
+        shape = (taken, *first.shape[1:])
         if first.dtype == NUMPY_DTYPES[BYTES]:
             batch: Array = np.empty(shape, dtype=np.object_)
         else:
-            num_bytes = int(np.prod(shape, dtype=np.int64)) * first.dtype.itemsize
+            num_bytes = math.prod(shape) * first.dtype.itemsize
             batch = thread.buffers.get(name, num_bytes).view(first.dtype).reshape(shape)
         start = 0
         for pending in pendings:
             stop = start + pending.batch_size
             batch[start:stop] = pending.arrays[name]
             start = stop
+        if rows < taken:
+            batch[rows:] = batch[rows - 1]
         assembled[name] = batch
     return assembled
 
 
-def _split(outputs: dict[str, Array], pendings: Sequence[Pending]) -> list[dict[str, Array]]:
-    """Give each request its rows of each output it asked for."""
-    rows = sum(pending.batch_size for pending in pendings)
+def _split(outputs: dict[str, Array], pendings: Sequence[Pending], rows: int) -> list[dict[str, Array]]:
+    """Give each request its rows of each output it asked for, of a batch of `rows`."""
     for name, array in outputs.items():
         if array.ndim == 0 or array.shape[0] != rows:
             raise EngineError(

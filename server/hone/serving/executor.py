@@ -17,7 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.types import Array, Engine, EngineInstance
+from hone.specialization import ActivityMeter
+from hone.types import Array
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +45,12 @@ class BatchBuffers:
 
 
 class ThreadState:
-    """What one executor thread owns: its batch buffers and its instance of each engine it has run."""
+    """What one executor thread owns."""
 
-    __slots__ = ("_instances", "buffers")
+    __slots__ = ("buffers",)
 
     def __init__(self) -> None:
         self.buffers = BatchBuffers()
-        self._instances: dict[int, tuple[Engine, EngineInstance]] = {}
-
-    def instance(self, engine: Engine) -> EngineInstance:
-        held = self._instances.get(id(engine))
-        if held is None:
-            held = self._instances[id(engine)] = (engine, engine.instantiate())
-        return held[1]
 
 
 class Execution(Protocol):
@@ -117,12 +111,18 @@ class DeviceExecutor:
     """
 
     def __init__(
-        self, name: str, num_instances: int, completions: Completions, idle_seconds: float = IDLE_SECONDS
+        self,
+        name: str,
+        num_instances: int,
+        completions: Completions,
+        idle_seconds: float = IDLE_SECONDS,
+        activity: ActivityMeter | None = None,
     ) -> None:
         self.name = name
         self.num_instances = num_instances
         self.num_threads = 0
         self._completions = completions
+        self._activity = activity
         self._loop = asyncio.get_running_loop()
         self._idle_seconds = idle_seconds
         self._inbox: deque[Execution | None] = deque()
@@ -139,6 +139,8 @@ class DeviceExecutor:
         if self._closed:
             raise RuntimeError(f"executor of {self.name} is closed")
         self._num_outstanding += 1
+        if self._activity is not None:
+            self._activity.started()
         self._inbox.append(execution)
         if not self._ending:
             self._wake()
@@ -184,6 +186,8 @@ class DeviceExecutor:
 
     def _finish(self, execution: Execution) -> None:
         self._num_outstanding -= 1
+        if self._activity is not None:
+            self._activity.finished()
         if not self._num_outstanding:
             self._last_use = self._loop.time()
         execution.deliver()

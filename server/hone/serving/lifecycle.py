@@ -26,6 +26,7 @@ from hone.repository import ModelDefinition, ModelRepository, check_model_name, 
 from hone.serving.executor import Completions
 from hone.serving.model import ServedModel, fingerprint_of
 from hone.serving.registry import ModelEntry, ModelRegistry, ModelState, VersionStatus
+from hone.specialization import Observers
 from hone.types import Engine, LoadParameters
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _AS_ON_DISK = LoadParameters()
+_NOBODY = Observers()
 
 EngineLoader = Callable[[Path, config_pb.ModelConfig], Engine]
 
@@ -65,6 +67,7 @@ class ModelLifecycle:
         num_retries: int = 0,
         default_max_batch_size: int = 4,
         load_engine: EngineLoader = load_baseline,
+        observers: Observers = _NOBODY,
     ) -> None:
         self._repository = repository
         self._registry = registry
@@ -73,6 +76,7 @@ class ModelLifecycle:
         self._num_retries = num_retries
         self._default_max_batch_size = default_max_batch_size
         self._load_engine = load_engine
+        self._observers = observers
         self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         # A lock lives while somebody uses it, so that asking for unknown names leaves nothing behind.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -183,6 +187,9 @@ class ModelLifecycle:
             except HoneError as problem:
                 result.engine.close()
                 failures.append((version, str(problem)))
+        for version, model in fresh.items():
+            if version in before and before[version].ref == model.ref:
+                model.slot.take_over(before[version].slot)  # only the configuration changed
         # When a version failed, the versions that this load would have retired go on serving.
         surviving = before if failures else {}
         self._registry.publish(name, {**surviving, **kept, **fresh})
@@ -260,6 +267,7 @@ class ModelLifecycle:
             engine=made.engine,
             statistics=statistics,
             completions=self._completions,
+            observers=self._observers,
         )
 
     def _retire(self, model: ServedModel, status: VersionStatus | None) -> None:

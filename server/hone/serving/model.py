@@ -18,7 +18,9 @@ from hone.repository import ModelDefinition, protocol_datatype, to_client, to_en
 from hone.serving.batcher import BatchPolicy, DirectScheduler, DynamicBatcher, Scheduler
 from hone.serving.execution import Pending, ReplyFuture
 from hone.serving.executor import Completions, DeviceExecutor
+from hone.serving.observation import Observation
 from hone.serving.slot import Slot
+from hone.specialization import Observers, VersionRef
 from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata
 
 #: Stands for the graph's shape of a tensor that the graph does not tell.
@@ -75,6 +77,7 @@ class ServedModel:
         engine: Engine,
         statistics: ModelStatistics,
         completions: Completions,
+        observers: Observers = Observers(),  # noqa: B008 (frozen, and empty)
     ) -> None:
         name = definition.name
         self.name = name
@@ -95,12 +98,23 @@ class ServedModel:
         self._outputs = {spec.name: _Tensor(spec, graph_shapes.get(spec.name, _UNKNOWN)) for spec in config.output}
         self._output_names = tuple(self._outputs)
         self._num_required = sum(not tensor.optional for tensor in self._inputs.values())
-        self.slot = Slot(engine)
-        self._executor = DeviceExecutor(f"{name}:{version}", num_instances(config), completions)
+        self.ref = VersionRef(name, version, definition.version_fingerprints[version])
+        self.slot = Slot(engine, tuple(self._inputs), batching=self.batching)
+        observation = Observation(
+            self.ref,
+            [(tensor.name, tensor.datatype) for tensor in self._inputs.values()],
+            batching=self.batching,
+            observers=observers,
+        )
+        self._executor = DeviceExecutor(
+            f"{name}:{version}", num_instances(config), completions, activity=observers.activity
+        )
         self.scheduler: Scheduler = (
-            DynamicBatcher(name, BatchPolicy.from_config(config), self.slot, self._executor, statistics, loop)
+            DynamicBatcher(
+                name, BatchPolicy.from_config(config), self.slot, observation, self._executor, statistics, loop
+            )
             if self.batching and config.HasField("dynamic_batching")
-            else DirectScheduler(self.slot, self._executor, statistics)
+            else DirectScheduler(self.slot, observation, self._executor, statistics)
         )
         self._leases = 0
         self._retired = False
@@ -158,29 +172,32 @@ class ServedModel:
         given = request.inputs
         if len(given) != self._num_required or given.keys() != self._inputs.keys():
             self._check_names(given)
-        batch_size = 1
+        batch_size = 0
         arrays: dict[str, Array] = {}
-        key: list[object] = []
-        first = True
-        for name, entry in given.items():
-            tensor = self._inputs[name]
+        key: list[Shape | None] = []
+        for name, tensor in self._inputs.items():
+            entry = given.get(name)
+            if entry is None:
+                key.append(None)  # optional: its presence is checked above
+                continue
             if entry.datatype != tensor.datatype:
                 raise errors.wrong_datatype(self.name, name, entry.datatype, tensor.datatype)
             shape = entry.shape
             if self.batching:
                 if not shape:
                     raise errors.no_batch_dimension(self.name, name)
-                if first:
+                if not arrays:
                     batch_size = shape[0]
                 elif shape[0] != batch_size:
                     raise errors.different_batch_sizes(self.name, name)
                 shape = shape[1:]
-            first = False
             if not tensor.fits(shape):
                 expected = (-1, *tensor.dims) if self.batching else tensor.dims
                 raise errors.wrong_shape(self.name, name, entry.shape, expected, batching=self.batching)
-            arrays[name] = tensor.to_engine(entry.data, batching=self.batching)
-            key.append((name, shape))
+            array = arrays[name] = tensor.to_engine(entry.data, batching=self.batching)
+            key.append(array.shape[1:] if self.batching else array.shape)
+        if not self.batching:
+            batch_size = 1
         if self.batching and not 0 < batch_size <= self.config.max_batch_size:
             if batch_size <= 0:
                 raise InvalidRequest(f"inference request batch-size must be >= 1 for '{self.name}', got {batch_size}")

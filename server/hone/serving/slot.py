@@ -1,66 +1,201 @@
-"""A model version's slot: which generation runs a request, and when an old one may be closed.
+"""A model version's slot: which generation runs an execution, and when an old one may be closed.
 
-A generation is one engine as loaded here, the baseline or an artifact. Executions hold a lease on the generation they
-run; a retired generation closes when its last lease ends. The lock guards fields only: nothing is loaded, warmed,
-run or closed under it.
+A generation is one engine as loaded here: the baseline (number 0, runs anything) or a specialization, which runs one
+signature, and smaller batches padded up to it. Executions hold a lease on the generation they run; a retired
+generation closes when its last lease ends. Route tables are never changed, only replaced, under a lock that guards
+fields and no work: nothing is loaded, warmed, run or closed under it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
 
-from hone.types import Engine
+from hone.specialization import Specialization
+from hone.types import Engine, EngineInstance, Shape
+
+#: Shapes of an execution's inputs in the model's order, without the batch axis where the model batches; None for an
+#: optional input that is left out.
+RouteKey: TypeAlias = tuple[Shape | None, ...]
 
 
 class Generation:
-    """One loaded engine with the count of its users."""
+    """One loaded engine with the count of its users, and its instance for each thread that has run it."""
 
-    __slots__ = ("_leases", "_lock", "_on_idle", "_retired", "engine", "number")
+    __slots__ = ("_instances", "_leases", "_lock", "_retired", "artifact", "engine", "number", "rows")
 
-    def __init__(self, number: int, engine: Engine) -> None:
+    def __init__(self, number: int, engine: Engine, rows: int = 0, artifact: str = "") -> None:
         self.number = number
         self.engine = engine
+        self.rows = rows
+        """The batch it takes, exactly; 0 for any."""
+        self.artifact = artifact
         self._lock = threading.Lock()
         self._leases = 0
         self._retired = False
-        self._on_idle: Callable[[], None] | None = None
+        self._instances: dict[int, EngineInstance] = {}
 
-    def acquire(self) -> None:
+    def acquire(self) -> bool:
+        """Begin a lease; False when the generation is retired."""
         with self._lock:
+            if self._retired:
+                return False
             self._leases += 1
+            return True
 
     def release(self) -> None:
         with self._lock:
             self._leases -= 1
             close = self._retired and self._leases == 0
-            on_idle = self._on_idle
-        if close and on_idle is not None:
-            on_idle()
+        if close:
+            self._close()
 
-    def retire(self, on_idle: Callable[[], None]) -> None:
-        """Call `on_idle` once nobody uses the generation: now, or from the thread that ends the last lease."""
+    def instance(self) -> EngineInstance:
+        """The calling thread's own instance; the caller holds a lease."""
+        thread = threading.get_ident()
+        instance = self._instances.get(thread)
+        if instance is None:
+            instance = self._instances[thread] = self.engine.instantiate()
+        return instance
+
+    def retire(self) -> None:
+        """Close the engine once nobody uses it: now, or on the thread that ends the last lease. May be called again."""
         with self._lock:
+            close = not self._retired and self._leases == 0
             self._retired = True
-            self._on_idle = on_idle
-            idle = self._leases == 0
-        if idle:
-            on_idle()
+        if close:
+            self._close()
+
+    def _close(self) -> None:
+        self._instances.clear()  # instances die before their engine: they may hold what it unloads
+        self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Batches of `min_rows` to the generation's rows go to this generation. `before` is what ran them until then."""
+
+    min_rows: int
+    generation: Generation
+    before: _Range | None = None
+
+
+_Table: TypeAlias = MappingProxyType[RouteKey, tuple[_Range, ...]]
 
 
 class Slot:
-    """The generations of one model version; for now the baseline alone."""
+    """The generations of one model version. All methods are safe to call from any thread."""
 
-    __slots__ = ("baseline",)
-
-    def __init__(self, baseline: Engine) -> None:
+    def __init__(self, baseline: Engine, input_names: Sequence[str] = (), *, batching: bool = False) -> None:
         self.baseline = Generation(0, baseline)
+        self._input_names = tuple(input_names)
+        self._batching = batching
+        self._lock = threading.Lock()
+        self._table: _Table = MappingProxyType({})
+        self._last_number = 0
+        self._closed = False
 
-    def acquire(self) -> Generation:
-        """Lease the generation that runs the next execution; the caller releases it."""
-        generation = self.baseline
-        generation.acquire()
-        return generation
+    def acquire(self, key: RouteKey, rows: int) -> Generation:
+        """Lease the generation that runs these shapes; the caller releases it. Raises RuntimeError when closed."""
+        while True:
+            generation = self.baseline
+            for route in self._table.get(key, ()):
+                if route.min_rows <= rows <= route.generation.rows:
+                    generation = route.generation
+                    break
+            if generation.acquire():
+                return generation
+            if self._closed:  # leases on the model outlive its executions, so this is a fault of the caller
+                raise RuntimeError("the slot is closed")
+
+    def promote(self, specializations: Sequence[Specialization]) -> list[int]:
+        """Make these current, all in one step, each in place of what ran its signature. Returns their numbers.
+
+        What each replaces stays loaded, to be returned to; what that had replaced in turn is retired. The slot takes
+        the engines over. Raises RuntimeError when closed: the engines are then still the caller's.
+        """
+        retired: list[Generation] = []
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the slot is closed")
+            table = dict(self._table)
+            numbers = []
+            for specialization in specializations:
+                self._last_number += 1
+                numbers.append(self._last_number)
+                key, rows = self._place(specialization)
+                generation = Generation(self._last_number, specialization.engine, max(rows, 1), specialization.artifact)
+                ranges = list(table.get(key, ()))
+                old = next((route for route in ranges if route.generation.rows == generation.rows), None)
+                if old is not None:
+                    ranges.remove(old)
+                    if old.before is not None:
+                        retired.append(old.before.generation)
+                    old = _Range(old.min_rows, old.generation)
+                ranges.append(_Range(max(specialization.min_rows, 1), generation, old))
+                # The smallest batch that fits is tried first: it pads least.
+                table[key] = tuple(sorted(ranges, key=lambda route: route.generation.rows))
+            self._table = MappingProxyType(table)
+        for gone in retired:
+            gone.retire()
+        return numbers
+
+    def roll_back(self, number: int) -> bool:
+        """Return what this generation runs to the generation before it, or to the baseline. False if not current."""
+        with self._lock:
+            for key, ranges in self._table.items():
+                for route in ranges:
+                    if route.generation.number == number:
+                        kept = [other for other in ranges if other is not route]
+                        if route.before is not None:
+                            kept.append(route.before)
+                        kept.sort(key=lambda other: other.generation.rows)
+                        self._table = MappingProxyType({**self._table, key: tuple(kept)})
+                        gone = route.generation
+                        break
+                else:
+                    continue
+                break
+            else:
+                return False
+        gone.retire()
+        return True
+
+    def current(self) -> list[Generation]:
+        """Generations that run something now, the baseline first."""
+        return [self.baseline, *(route.generation for ranges in self._table.values() for route in ranges)]
+
+    def take_over(self, other: Slot) -> None:
+        """Continue the specializations of a slot of the same graph, which then runs its baseline alone.
+
+        For reloads that change the configuration only; call it before either slot can be closed.
+        """
+        if (self._input_names, self._batching) != (other._input_names, other._batching):
+            return
+        with other._lock:
+            table, other._table = other._table, MappingProxyType({})
+            last = other._last_number
+        with self._lock:
+            self._table, self._last_number = table, last
 
     def close(self) -> None:
-        self.baseline.retire(self.baseline.engine.close)
+        """Retire every generation. Called once no execution can begin any more."""
+        with self._lock:
+            self._closed = True
+            table, self._table = self._table, MappingProxyType({})
+        for ranges in table.values():
+            for route in ranges:
+                route.generation.retire()
+                if route.before is not None:
+                    route.before.generation.retire()
+        self.baseline.retire()
+
+    def _place(self, specialization: Specialization) -> tuple[RouteKey, int]:
+        shapes = specialization.signature.shapes
+        if not self._batching:
+            return tuple(shapes.get(name) for name in self._input_names), 1
+        key = tuple(shapes[name][1:] if name in shapes else None for name in self._input_names)
+        return key, specialization.signature.rows

@@ -133,3 +133,12 @@ def _draw_one(domain: Domain, generator: np.random.Generator, *, bunched: bool) 
 
 def _num_bytes(domain: Domain) -> int:
     return int(np.prod(domain.shape, dtype=np.int64)) * NUMPY_DTYPES[domain.datatype].itemsize
+
+
+def aligned_copy(array: Array, alignment: int = 64) -> Array:
+    """A copy whose first item is at a multiple of `alignment` bytes."""
+    memory = np.empty(array.nbytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,9 @@ MAX_BYTES = 1 << 28
 
 def pack(sets: Sequence[InputSet]) -> int:
     """A descriptor of anonymous memory that holds the sets; the caller closes it. Sets with texts are left out."""
-    header, data, num_bytes = [], [], 0
+    header: list[dict[str, Any]] = []
+    data: list[Array] = []
+    num_bytes = 0
     for one in sets:
         size = sum(array.nbytes for array in one.arrays.values())
         if len(header) == MAX_SETS or num_bytes + size > MAX_BYTES:

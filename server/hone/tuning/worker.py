@@ -83,7 +83,7 @@ def settle_down(spec: Message) -> None:
 
 
 def _tune(spec: Message, emit: Emit) -> None:
-    from hone.tuning.job import run
+    from hone.tuning.specialize import run
 
     run(spec, emit)
 

@@ -16,6 +16,7 @@ from hone.repository import ModelDefinition
 from hone.serving.execution import Pending
 from hone.serving.executor import Completions
 from hone.serving.model import ServedModel
+from hone.specialization import Observers
 from hone.types import Array, InferInput, InferRequest, RequestedOutput
 from tests.unit.serving.fakes import FakeEngine
 
@@ -28,7 +29,9 @@ input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type
 class Served:
     """A model with shortcuts: `ask` submits a request and returns its pending."""
 
-    def __init__(self, completions: Completions, config_text: str, engine: FakeEngine | None = None) -> None:
+    def __init__(
+        self, completions: Completions, config_text: str, engine: FakeEngine | None, observers: Observers
+    ) -> None:
         self.engine = engine or FakeEngine()
         self.config = text_format.Parse(config_text, config_pb.ModelConfig())
         self.statistics = ModelStatistics("m", "1")
@@ -48,6 +51,7 @@ class Served:
             engine=self.engine,
             statistics=self.statistics,
             completions=completions,
+            observers=observers,
         )
 
     def ask(self, array: Array, *, name: str = "IN", datatype: str = "FP32", **fields: object) -> Pending:
@@ -79,8 +83,10 @@ async def serve() -> AsyncIterator[Callable[..., Served]]:
     made: list[Served] = []
     completions = Completions(asyncio.get_running_loop())
 
-    def make(config_text: str = BATCHING, engine: FakeEngine | None = None) -> Served:
-        made.append(Served(completions, config_text, engine))
+    def make(
+        config_text: str = BATCHING, engine: FakeEngine | None = None, observers: Observers | None = None
+    ) -> Served:
+        made.append(Served(completions, config_text, engine, observers or Observers()))
         return made[-1]
 
     yield make

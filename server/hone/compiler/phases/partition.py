@@ -18,7 +18,7 @@ from tvm import relax
 from hone.compiler.choices import Choices, KernelCall
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.epilogue import STEP_OF_OPERATOR
-from hone.compiler.templates.registry import TEMPLATES
+from hone.compiler.templates.registry import template_for, template_named
 from hone.compiler.workload import Operand, Step, TensorType, Workload
 
 
@@ -47,11 +47,11 @@ def partition(mod: tvm.IRModule, target: CpuTarget, choices: Choices) -> tuple[t
 
 
 def _choose(workload: Workload, target: CpuTarget, choices: Choices) -> KernelCall:
-    template = next(template for template in TEMPLATES if template.matches(workload, target))
     candidate = choices.kernels.get(workload.digest)
-    if candidate is not None:
-        template = next((known for known in TEMPLATES if known.name == candidate.template), template)
-    if candidate is None or candidate.template != template.name:
+    template = template_named(candidate.template) if candidate is not None else None
+    if candidate is None or template is None:
+        template = template_for(workload, target)
+        assert template is not None, "a group is made only where a template matches"
         candidate = template.candidates(workload, target)[0]
     return KernelCall(workload, template, candidate, template.digest(workload, candidate, target))
 
@@ -92,7 +92,7 @@ def _groups_of_block(block: Any, function: Any, target: CpuTarget) -> Iterable[_
         if anchor is None:
             continue
         group = _grow(anchor, at, bindings, users, taken)
-        if any(template.matches(group.workload, target) for template in TEMPLATES):
+        if template_for(group.workload, target) is not None:
             taken.update(bindings.index(member) for member in group.bindings)
             yield group
 

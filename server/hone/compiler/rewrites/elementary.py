@@ -95,14 +95,15 @@ def conv_transpose(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     rank = len(shape) - 2
     strides = attribute(node, "strides") or [1] * rank
     dilations = attribute(node, "dilations") or [1] * rank
-    extra = attribute(node, "output_padding") or [0] * rank
+    extra = list(attribute(node, "output_padding") or [0] * rank)
     wanted = list(wanted or [shape[2 + axis] * strides[axis] for axis in range(rank)])[-rank:]
     begins, ends = [], []
     for axis in range(rank):
         reach = (weight[2 + axis] - 1) * dilations[axis] + 1
         total = strides[axis] * (shape[2 + axis] - 1) + extra[axis] + reach - wanted[axis]
-        if total < 0:
-            return None  # larger than any position can reach: more padding of the output, a rare thing
+        if total < 0:  # more than any position reaches
+            extra[axis] -= total
+            total = 0
         less, more = total // 2, total - total // 2
         begins.append(less if automatic == "SAME_UPPER" else more)
         ends.append(more if automatic == "SAME_UPPER" else less)

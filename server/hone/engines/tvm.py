@@ -1,0 +1,320 @@
+"""The tuned engine: runs an artifact on TVM's runtime, without the `tvm` package.
+
+Memory flows through without copies: inputs are passed as they lie where they are aligned, outputs are the virtual
+machine's own tensors, which live as long as someone looks at them. Weights are packed once and shared by all engines
+that need the same packing. When an engine and its instances are gone, so are its files' mappings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from hone.engines.base import view_memory
+from hone.engines.onnx_weights import read_initializers
+from hone.engines.tvm_artifact import MODULE_FILE, ArtifactManifest, ParameterSource
+from hone.engines.tvm_runtime import TvmRuntime
+from hone.errors import EngineError
+from hone.types import NUMPY_DTYPES, Array, TensorSpec
+
+#: What compiled code expects of every tensor's address.
+ALIGNMENT = 64
+
+_DLPACK = (1, 0)  # the version that can tell read-only arrays
+_CPU, _DEVICE, _POOLED = 1, 0, 2
+_BFLOAT16 = NUMPY_DTYPES["BF16"]
+
+#: Digest of an entry under `constants/` -> its tensors.
+ConstantsSource = Callable[[str], Mapping[str, Array]]
+
+
+class PackedWeights:
+    """The weights in use by any engine of this process, by the key of their packing. Thread-safe.
+
+    It holds nothing by itself: a weight lives while an engine uses it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tensors: weakref.WeakValueDictionary[str, _Weight] = weakref.WeakValueDictionary()
+
+    def get(self, keys: Sequence[str]) -> list[_Weight | None]:
+        with self._lock:
+            return [self._tensors.get(key) for key in keys]
+
+    def share(self, key: str, weight: _Weight) -> _Weight:
+        """The weight that is already known under the key, else this one from now on."""
+        with self._lock:
+            return self._tensors.setdefault(key, weight)
+
+
+class _Weight:
+    """A tensor that can be looked at from a weak dictionary."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+class TvmEngine:
+    """One artifact, ready to run. Thread-safe but for `close`; each thread runs an instance of its own."""
+
+    kind = "tvm"
+    initializers: tuple[TensorSpec, ...] = ()
+
+    def __init__(self, manifest: ArtifactManifest, library: Any, runtime: TvmRuntime, weights: list[_Weight]) -> None:
+        self.inputs = manifest.inputs
+        self.outputs = manifest.outputs
+        self._manifest = manifest
+        self._library = library
+        self._runtime = runtime
+        self._weights = weights
+        self._packed = tvm_ffi.convert([weight.tensor for weight in weights])
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        *,
+        model: Path,
+        kernels: Mapping[str, Path],
+        constants: ConstantsSource,
+        runtime: TvmRuntime,
+        packed: PackedWeights,
+    ) -> TvmEngine:
+        """Load an artifact: its folder and manifest, the model's file, and its kernels' libraries by digest.
+
+        Raises EngineError when a file is missing or does not load, or a weight is not what the artifact was made for.
+        """
+        told = ArtifactManifest.from_fields(manifest)
+        library = _load_library(folder / MODULE_FILE)
+        for digest in told.kernels:
+            path = kernels.get(digest)
+            if path is None:
+                raise EngineError(f"kernel {digest} of the artifact is not in the cache")
+            library.import_module(_load_library(path))
+        weights = _pack(told, library, model, constants, packed)
+        return cls(told, library, runtime, weights)
+
+    def instantiate(self) -> TvmInstance:
+        if self._library is None:
+            raise EngineError("the engine is closed")
+        return TvmInstance(self._manifest, _virtual_machine(self._library), self._packed, self._weights, self._runtime)
+
+    def close(self) -> None:
+        """Drops the code, and the weights that nobody else uses. Outputs handed out stay valid."""
+        self._library = None
+        self._packed = None
+        self._weights = []
+        self._runtime.clear_memory()
+
+
+class TvmInstance:
+    """One virtual machine; for one thread at a time."""
+
+    def __init__(
+        self, manifest: ArtifactManifest, machine: Any, packed: Any, weights: list[_Weight], runtime: TvmRuntime
+    ) -> None:
+        self._machine = machine  # functions of a module do not keep it alive
+        self._main = machine["main"]
+        self._packed = packed
+        self._runtime = runtime
+        self._weight_ranges = [_range_of(weight.tensor) for weight in weights]
+        self._names = tuple(spec.name for spec in manifest.inputs)
+        self._specs = manifest.inputs
+        self._dtypes = tuple(NUMPY_DTYPES[spec.datatype] for spec in manifest.inputs)
+        self._shapes = tuple(spec.shape for spec in manifest.inputs)
+        self._positions = {spec.name: at for at, spec in enumerate(manifest.outputs)}
+        self._all_outputs = [spec.name for spec in manifest.outputs]
+        self._returns_tuple = manifest.returns_tuple
+        self._aligned: dict[int, Array] = {}
+        #: Which outputs lie in memory of inputs or weights: a property of the program, found out in the first run.
+        self._borrowed: frozenset[int] | None = None
+        self._through_views = any(dtype == _BFLOAT16 for dtype in self._dtypes)
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run once. Inputs have exactly the shapes and dtypes that the engine tells. Raises EngineError.
+
+        The arrays returned are the machine's own memory, not reused while they live; what would overlap an input or
+        a weight is copied.
+        """
+        try:
+            arguments = [
+                self._argument(at, inputs[name], self._dtypes[at], self._shapes[at])
+                for at, name in enumerate(self._names)
+            ]
+            result = self._main(*arguments, self._packed)
+        except KeyError as problem:
+            raise EngineError(f"tvm: input {problem} is missing") from problem
+        except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes
+            if isinstance(problem, EngineError):
+                raise
+            raise EngineError(f"tvm: {_first_line(problem)}") from problem
+        results = result if self._returns_tuple else (result,)
+        if self._borrowed is None:
+            self._borrowed = self._find_borrowed(arguments, results)
+        if outputs == self._all_outputs and not self._borrowed:
+            return [_to_numpy(tensor, self._runtime) for tensor in results]
+        arrays = []
+        for name in outputs:
+            at = self._positions.get(name)
+            if at is None:
+                raise EngineError(f"tvm: output '{name}' is unknown")
+            array = _to_numpy(results[at], self._runtime)
+            arrays.append(array.copy() if at in self._borrowed else array)
+        return arrays
+
+    def _argument(self, at: int, array: Array, dtype: Any, shape: tuple[int, ...]) -> Any:
+        if array.dtype != dtype or array.shape != shape:
+            raise EngineError(
+                f"tvm: input '{self._names[at]}' is {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
+            )
+        if self._through_views and dtype == _BFLOAT16:
+            bits = self._argument_of(at, array.view(np.uint16))
+            return self._runtime.view(bits, tvm_ffi.Shape(shape), tvm_ffi.dtype("bfloat16"), 0)
+        return self._argument_of(at, array)
+
+    def _argument_of(self, at: int, array: Array) -> Any:
+        tensor = tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))  # type: ignore[call-arg]
+        if tensor.data_ptr() % ALIGNMENT == 0 and array.flags.c_contiguous:
+            return tensor
+        place = self._aligned.get(at)
+        if place is None:
+            place = self._aligned[at] = aligned_empty(array.shape, array.dtype)
+        np.copyto(place, array)
+        return tvm_ffi.from_dlpack(place)
+
+    def _find_borrowed(self, arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[int]:
+        taken = [_range_of(argument) for argument in arguments] + self._weight_ranges
+        borrowed = set()
+        for at, tensor in enumerate(results):
+            first, last = _range_of(tensor)
+            if any(first < end and start < last for start, end in taken):
+                borrowed.add(at)
+        return frozenset(borrowed)
+
+
+def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
+    """An uninitialised array at an address that compiled code takes as it is."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + num_bytes].view(dtype).reshape(shape)
+
+
+def _pack(
+    manifest: ArtifactManifest, library: Any, model: Path, constants: ConstantsSource, packed: PackedWeights
+) -> list[_Weight]:
+    """Weights as `main` takes them: those that another engine has, else made from their sources."""
+    known = packed.get(manifest.packed)
+    if all(weight is not None for weight in known):
+        return [weight for weight in known if weight is not None]
+    arrays = _read_parameters(manifest.parameters, model, constants)
+    machine = _virtual_machine(library)
+    try:
+        # Bundled: the function takes one tuple, in which its own tuple of parameters lies.
+        results = list(machine["main_transform_params"]([[_weight_tensor(array) for array in arrays]]))
+    except Exception as problem:
+        raise EngineError(f"tvm: weights could not be packed: {_first_line(problem)}") from problem
+    if len(results) != len(manifest.packed):
+        raise EngineError(f"the artifact packs {len(results)} weights, its manifest tells {len(manifest.packed)}")
+    return [
+        packed.share(key, _Weight(_owned(tensor, arrays))) for key, tensor in zip(manifest.packed, results, strict=True)
+    ]
+
+
+def _read_parameters(sources: Sequence[ParameterSource], model: Path, constants: ConstantsSource) -> list[Array]:
+    named = [source.initializer for source in sources if source.initializer is not None]
+    initializers = read_initializers(model, named)
+    folders: dict[str, Mapping[str, Array]] = {}
+    arrays = []
+    for source in sources:
+        if source.initializer is not None:
+            array = initializers[source.initializer]
+        else:
+            assert source.constants is not None
+            if source.constants not in folders:
+                folders[source.constants] = constants(source.constants)
+            if source.name not in folders[source.constants]:
+                raise EngineError(f"constants {source.constants} have no tensor '{source.name}'")
+            array = folders[source.constants][source.name]
+        expected = NUMPY_DTYPES[source.datatype]
+        if array.dtype != expected or array.shape != source.shape:
+            raise EngineError(
+                f"weight '{source.name}' is {array.dtype} {list(array.shape)},"
+                f" the artifact was made for {expected} {list(source.shape)}"
+            )
+        array = np.ascontiguousarray(array).reshape(source.shape)
+        if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != source.sha256:
+            raise EngineError(f"weight '{source.name}' is not the one that the artifact was made for")
+        arrays.append(array)
+    return arrays
+
+
+def _weight_tensor(array: Array) -> Any:
+    """A tensor with the weight, at an aligned address; its own copy unless the file's happens to be one."""
+    if array.ctypes.data % ALIGNMENT:
+        place = aligned_empty(array.shape, array.dtype)
+        np.copyto(place, array)
+        array = place
+    return tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))  # type: ignore[call-arg]
+
+
+def _owned(tensor: Any, sources: Sequence[Array]) -> Any:
+    """The tensor, copied where it is a source that lies in the model's file: the mapping must be able to go."""
+    first, last = _range_of(tensor)
+    for array in sources:
+        start = array.ctypes.data
+        if first < start + array.nbytes and start < last:
+            place = aligned_empty(array.shape, array.dtype)
+            np.copyto(place, array)
+            return tvm_ffi.from_dlpack(place)
+    return tensor
+
+
+def _virtual_machine(library: Any) -> Any:
+    try:
+        machine = library["vm_load_executable"]()
+        machine["vm_initialization"](_CPU, _DEVICE, _POOLED)
+    except Exception as problem:
+        raise EngineError(f"tvm: the artifact's executable does not start: {_first_line(problem)}") from problem
+    return machine
+
+
+def _load_library(path: Path) -> Any:
+    try:
+        return tvm_ffi.load_module(str(path), keep_module_alive=False)
+    except Exception as problem:  # RuntimeError and its kin, by what the loader says
+        raise EngineError(f"tvm: {path.name} does not load: {_first_line(problem).replace(str(path), path.name)}") from (
+            problem
+        )
+
+
+def _range_of(tensor: Any) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    size = (tensor.dtype.bits + 7) // 8
+    for dim in tensor.shape:
+        size *= dim
+    return start, start + size
+
+
+def _to_numpy(tensor: Any, runtime: TvmRuntime) -> Array:
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError):  # bfloat16, which DLPack's numpy does not know
+        start, end = _range_of(tensor)
+        return view_memory(start, end - start, tensor).view(_BFLOAT16).reshape(tuple(tensor.shape))
+
+
+def _first_line(problem: BaseException) -> str:
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return lines[0] if lines else type(problem).__name__

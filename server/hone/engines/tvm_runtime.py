@@ -1,0 +1,75 @@
+"""TVM's runtime without TVM's compiler: two shared libraries, 4 MB, loaded by path.
+
+The `tvm` package costs 150 MB and is not for the server. What runs an artifact is its runtime library, through
+tvm-ffi. Loading happens once a process, by whoever composes it; the numbers of threads are set there and then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from hone.errors import EngineError
+
+_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+
+
+@dataclass(frozen=True, slots=True)
+class TvmRuntime:
+    """The loaded runtime. Its thread pools are one per calling thread, made at that thread's first parallel kernel."""
+
+    num_threads: int
+    clear_memory: Callable[[], None]
+    """Gives the pooled memory that no tensor uses back to the system, for the whole process."""
+    view: Callable[..., Any]
+    """(tensor, shape, dtype, byte offset) -> the same memory with another type."""
+
+    @classmethod
+    def load(cls, num_threads: int, folder: Path | None = None) -> TvmRuntime:
+        """Load the libraries (`folder`: where they are, else in the installed package).
+
+        Raises EngineError when they are missing or do not load.
+        """
+        folder = folder or _installed()
+        # The runtime reads these when a pool is made. It would use half of the machine's cores, and bind the calling
+        # thread and its workers to the first ones, whoever else (another instance, ONNX Runtime) runs there.
+        os.environ["TVM_NUM_THREADS"] = str(num_threads)
+        os.environ["TVM_BIND_THREADS"] = "0"
+        for name in _LIBRARIES:
+            try:
+                ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+            except OSError as problem:
+                raise EngineError(
+                    f"TVM's runtime library {name} did not load: {_tail(problem)}; install apache-tvm again"
+                ) from problem
+        return cls(
+            num_threads=num_threads,
+            clear_memory=_function("vm.builtin.memory_manager.clear"),
+            view=_function("runtime.TVMTensorCreateView"),
+        )
+
+
+def _function(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = tvm_ffi.get_global_func(name, allow_missing=True)
+    if found is None:
+        raise EngineError(f"TVM's runtime has no function '{name}': apache-tvm is of another version than hone expects")
+    return found
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or spec.origin is None:
+        raise EngineError("TVM's runtime library was not found: apache-tvm is not installed")
+    return Path(spec.origin).parent / "lib"
+
+
+def _tail(problem: OSError) -> str:
+    """The loader's reason without the path before it."""
+    return str(problem).rsplit(": ", 1)[-1]

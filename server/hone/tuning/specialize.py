@@ -1,0 +1,280 @@
+"""The child's job: make specializations of a model version one by one, and put each through the gate.
+
+import, compile → outputs → speed → publish. Each outcome is told as soon as it is known, so that what follows may hang
+or crash without taking it along.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings, configure_thread_pool
+from hone.errors import HoneError
+from hone.tuning.activity import Activity, ActivityView
+from hone.tuning.domains import derive_domains
+from hone.tuning.gate import Verdict, judge
+from hone.tuning.inputs import InputSet
+from hone.tuning.measure import Plan, TooNoisy
+from hone.tuning.samples import unpack
+from hone.tuning.signatures import Signature
+from hone.tuning.trial import NoTrial, Trial, gather
+from hone.tuning.wire import Message
+from hone.types import Engine
+
+_log = logging.getLogger(__name__)
+
+Emit = Callable[..., None]
+Outcome = Literal["passed", "refused", "unsupported", "failed"]
+
+#: Shares of one specialization's progress.
+_COMPILE_SHARE, _CHECK_SHARE = 0.7, 0.75
+_PLAN_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A tuned engine that nobody else knows of yet. `publish` puts it into the cache with what its manifest is to say
+    besides; it returns why it could not, or nothing."""
+
+    engine: Engine
+    publish: Callable[[Mapping[str, Any]], str]
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What making it took: candidates built, measured and failed, seconds of compiling and measuring."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompiled:
+    """Why there is no engine. `unsupported` is for ever (with these versions), `failed` may be tried again."""
+
+    outcome: Literal["unsupported", "failed"]
+    reason: str
+    operator: str = ""
+
+
+class Told(Protocol):
+    """Hears how far a compilation is: a share from 0 to 1, what it is at, and best so far and the like."""
+
+    def __call__(self, share: float, stage: str, /, **details: Any) -> None: ...
+
+
+class Compile(Protocol):
+    """The compile step: a signature in, an engine out. Failures are values; what it raises fails the whole job."""
+
+    def build(self, signature: Signature, digest: str, seconds: float, tell: Told) -> Compiled | NotCompiled:
+        """Compile for a signature, within so many seconds. `digest` names the artifact to publish."""
+
+    def load(self, digest: str) -> Compiled | NotCompiled:
+        """The artifact of that name, which is in the cache already; its `publish` marks it as proven here."""
+
+
+class Ledger(Protocol):
+    """What is remembered of specializations, by the digest of their artifact."""
+
+    def lock(self, digest: str) -> AbstractContextManager[None]:
+        """While held, no other process makes the same."""
+
+    def known(self, digest: str) -> tuple[Outcome, str, Mapping[str, Any]] | None:
+        """Outcome, reason and verdict, where there is one already."""
+
+    def keep_refusal(self, digest: str, outcome: str, reason: str, verdict: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The parts of a job's specification that all its specializations share."""
+
+    path: Path
+    max_batch_size: int
+    precision: str
+    tolerance: float | None
+    margin: float
+    seconds: float
+    graph_level: int
+    cache_bytes: int
+    samples: Sequence[InputSet]
+    activity: Callable[[], Activity]
+
+    @classmethod
+    def from_spec(cls, spec: Message) -> Work:
+        board = spec.get("activity")
+        samples = spec.get("samples")
+        return cls(
+            path=Path(spec["path"]),
+            max_batch_size=int(spec["max_batch_size"]),
+            precision=str(spec["precision"]),
+            tolerance=spec.get("tolerance"),
+            margin=float(spec["margin"]),
+            seconds=float(spec["seconds"]),
+            graph_level=int(spec.get("graph_level", 0)),
+            cache_bytes=int(spec.get("cache_bytes", 32 << 20)),
+            samples=unpack(samples) if samples is not None else (),
+            activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
+        )
+
+
+def run(spec: Message, emit: Emit) -> None:
+    """The whole job, with the real compiler and the real cache."""
+    from hone.tuning.compile import open_compiler
+
+    compile_step, ledger = open_compiler(spec)
+    specialize_all(spec, emit, compile_step, ledger)
+
+
+def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Ledger) -> None:
+    """Every task of the job in order, smaller batches first. Raises what only a broken model file or job can raise."""
+    work = Work.from_spec(spec)
+    configure_thread_pool(int(spec["run_threads"]))
+    emit("stage", stage="loading the baseline", progress=0.0)
+    baseline = OnnxRuntimeEngine.load(work.path, SessionSettings(graph_level=work.graph_level))
+    tasks = spec["tasks"]
+    began = time.monotonic()
+    passed_rows: list[int] = [int(rows) for rows in spec.get("passed_rows", ())]
+    for i, task in enumerate(tasks):
+        signature = Signature.from_json(task["signature"])
+        remaining = max(1.0, work.seconds - (time.monotonic() - began)) / (len(tasks) - i)
+        told = _Progress(emit, i, len(tasks), signature)
+        below = max((rows for rows in passed_rows if rows < signature.rows), default=0)
+        one = _Specializing(work, baseline, compile_step, ledger, told, signature, below)
+        outcome = one.run(task["digest"], task["mode"], remaining)
+        if outcome["outcome"] == "passed":
+            passed_rows.append(signature.rows)
+        emit("specialized", index=i, **outcome)
+
+
+class _Progress:
+    """Tells how far the job is, with one specialization being an equal part of it."""
+
+    def __init__(self, emit: Emit, index: int, num: int, signature: Signature) -> None:
+        self._emit, self._index, self._num = emit, index, num
+        self._name = signature.text
+        self._told = -1.0
+        self._stage = ""
+
+    def __call__(self, share: float, stage: str, *, paced: bool = False, **details: Any) -> None:
+        progress = (self._index + min(max(share, 0.0), 1.0)) / self._num
+        if stage == self._stage and progress - self._told < 0.001 and not details:
+            return
+        self._told, self._stage = progress, stage
+        self._emit(
+            "stage", stage=f"{stage} for {self._name}", progress=progress, paced=paced, index=self._index, **details
+        )
+
+
+@dataclass(slots=True)
+class _Specializing:
+    """One task."""
+
+    work: Work
+    baseline: OnnxRuntimeEngine
+    compile_step: Compile
+    ledger: Ledger
+    told: _Progress
+    signature: Signature
+    below: int
+    """Batch size of the next smaller bucket that passed."""
+
+    def run(self, digest: str, mode: str, seconds: float) -> dict[str, Any]:
+        """The outcome as an event's fields."""
+        self.told(0.0, "waiting for another process")
+        with self.ledger.lock(digest):
+            known = self.ledger.known(digest) if mode == "build" else None
+            if known is not None:  # another server made it while this one waited
+                outcome, reason, verdict = known
+                return {"outcome": outcome, "reason": reason, "verdict": dict(verdict), "report": {}}
+            return self._make(digest, mode, seconds)
+
+    def _make(self, digest: str, mode: str, seconds: float) -> dict[str, Any]:
+        compiled = (
+            self.compile_step.load(digest)
+            if mode == "gate"
+            else self.compile_step.build(self.signature, digest, seconds, self._tell_compiling)
+        )
+        if isinstance(compiled, NotCompiled):
+            if compiled.outcome == "unsupported":
+                self.ledger.keep_refusal(digest, "unsupported", compiled.reason, {})
+            return _outcome(compiled.outcome, compiled.reason, operator=compiled.operator)
+        try:
+            return self._judge(compiled, digest)
+        finally:
+            compiled.engine.close()
+
+    def _judge(self, compiled: Compiled, digest: str) -> dict[str, Any]:
+        self.told(_COMPILE_SHARE, "comparing outputs")
+        domains: Any = derive_domains(self.work.path, self.signature.specs)
+        batching = self.work.max_batch_size > 0
+        evidence = gather(
+            self.baseline, self.baseline.outputs, self.signature, domains, self.work.samples, batching=batching
+        )
+        if isinstance(evidence, NoTrial):
+            return _outcome("refused", f"its outputs cannot be checked: {evidence.reason}", report=compiled.report)
+        trial = Trial(
+            self.baseline,
+            compiled.engine.instantiate(),
+            self.baseline.outputs,
+            self.signature,
+            evidence,
+            self.work.precision,
+            self.work.tolerance,
+            cache_bytes=self.work.cache_bytes,
+            activity=self.work.activity,
+            tell=self._tell_measuring,
+            plan=Plan(seconds=_PLAN_SECONDS, margin=self.work.margin),
+        )
+        verdict = self._verdict(trial)
+        told = verdict.to_json()
+        provisional = verdict.comparison is not None and verdict.comparison.provisional
+        if not verdict.passed:
+            lasting = verdict.comparison is None or not provisional
+            if lasting and not verdict.reason.endswith("too busy to measure on"):
+                self.ledger.keep_refusal(digest, "refused", verdict.reason, told)
+            return _outcome("refused", verdict.reason, verdict=told, report=compiled.report)
+        min_rows = self.signature.rows
+        if batching and self.signature.rows - self.below > 1:
+            self.told(_CHECK_SHARE, "measuring padded batches", paced=True)
+            min_rows = trial.smallest_padded(self.below)
+        told["min_rows"] = min_rows if batching else 0
+        manifest = {
+            "verdict": told,
+            "signature": self.signature.to_json(),
+            "inputs": None
+            if evidence.domains is None
+            else {name: domain.to_json() for name, domain in evidence.domains.items()},
+        }
+        problem = compiled.publish(manifest)
+        if problem:
+            return _outcome("failed", f"it passed, and could not be kept: {problem}", verdict=told)
+        return _outcome("passed", "", verdict=told, report=compiled.report)
+
+    def _verdict(self, trial: Trial) -> Verdict:
+        checks = trial.check()
+        measured = None
+        if all(check.passed for check in checks):
+            try:
+                measured = trial.measure()
+            except HoneError as problem:
+                measured = TooNoisy(f"it failed while it was measured: {problem}")
+        return judge(checks, measured, self.work.margin)
+
+    def _tell_compiling(self, share: float, stage: str, /, **details: Any) -> None:
+        self.told(share * _COMPILE_SHARE, stage, **details)
+
+    def _tell_measuring(self, share: float) -> None:
+        self.told(_CHECK_SHARE + share * (1 - _CHECK_SHARE), "measuring", paced=True)
+
+
+def _outcome(
+    outcome: Outcome,
+    reason: str,
+    *,
+    verdict: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
+    operator: str = "",
+) -> dict[str, Any]:
+    told = {"outcome": outcome, "reason": reason, "verdict": dict(verdict or {}), "report": dict(report or {})}
+    return {**told, "operator": operator} if operator else told
