@@ -57,7 +57,8 @@ MAX_WORKERS = 2
 class Outcome:
     """How far a case came: stage is ok, or the first thing that failed.
 
-    `reference`: ONNX Runtime cannot run it, so it cannot be served at all; else import, compile, run, match, crash, timeout.
+    `reference` means that ONNX Runtime cannot run it: there is no baseline, so it cannot be served at all. The others
+    are import, compile, run, match, crash and timeout.
     """
 
     case: str
@@ -130,7 +131,11 @@ def _examine_case(name: str, case: Any, folder: Path) -> Outcome:
     onnx.save(constant, path)
     second = _try(name, operators, path, {first: given[first]}, reference)
     order = ("import", "compile", "run", "match", "ok")
-    return dataclasses.replace(second, constants=True) if order.index(second.stage) >= order.index(outcome.stage) else outcome
+    return (
+        dataclasses.replace(second, constants=True)
+        if order.index(second.stage) >= order.index(outcome.stage)
+        else outcome
+    )
 
 
 def _examine_model(name: str) -> Outcome:
@@ -193,8 +198,7 @@ def _try(name: str, operators: tuple[str, ...], path: Path, given: Mapping[str, 
 def compare(results: list[Any], reference: list[Any]) -> tuple[float, str]:
     """The largest absolute difference, and what is wrong, if anything."""
     worst = 0.0
-    for index, (got, wanted) in enumerate(zip(results, reference, strict=True)):
-        wanted = np.asarray(wanted)
+    for index, (got, wanted) in enumerate(zip(results, map(np.asarray, reference), strict=True)):
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
             return worst, f"output {index} is {got.dtype}{got.shape} and not {wanted.dtype}{wanted.shape}"
         rtol, atol = TOLERANCES.get(wanted.dtype.name, (0.0, 0.0))
@@ -332,8 +336,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         names: dict[str, tuple[str, ...]] = {
-            name: tuple(sorted({node.op_type for node in case.model.graph.node}))
-            for name, case in node_cases().items()
+            name: tuple(sorted({node.op_type for node in case.model.graph.node})) for name, case in node_cases().items()
         }
     names |= dict.fromkeys(REAL_MODELS, ())
     names = {name: operators for name, operators in names.items() if arguments.only in name}

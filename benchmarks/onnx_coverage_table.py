@@ -1,1 +1,2 @@
-def render(o): return ''
+def render(o):
+    return ""

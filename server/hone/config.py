@@ -24,6 +24,7 @@ RESTRICTED_GROUPS = (
     "statistics",
     "trace",
     "logging",
+    "tuning",
 )
 
 MIB = 1024 * 1024

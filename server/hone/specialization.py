@@ -111,6 +111,17 @@ class TrafficMeter(Protocol):
         """One execution of this signature (batch size included) took so long in the engine."""
 
 
+class TuningControl(Protocol):
+    """What front ends offer of tuning. Thread-safe, and never blocks."""
+
+    def status(self, model: str, version: str = "") -> dict[str, Any]:
+        """State, progress, buckets and history, as docs/tuning.md has them. Raises NotFound."""
+
+    def act(self, model: str, version: str, action: str) -> None:
+        """`start`, `pause`, `cancel`, `roll_back` or `pin_baseline`; takes effect soon after. Raises NotFound, and
+        InvalidRequest for another action."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observers:
     """Who is told of executions; each may be absent."""

@@ -20,6 +20,7 @@ EXTENSIONS = [
     "statistics",
     "trace",
     "logging",
+    "tuning",
 ]
 
 

@@ -37,7 +37,9 @@ class ExportedArtifact:
     manifest: dict[str, Any]
 
 
-def export_artifact(compiled: CompiledModel, model: Weighted, constants_digest: str | None, folder: Path) -> ExportedArtifact:
+def export_artifact(
+    compiled: CompiledModel, model: Weighted, constants_digest: str | None, folder: Path
+) -> ExportedArtifact:
     """Write the executable into `folder`. `constants_digest` names the entry that keeps `derived_constants(model)`.
 
     Raises LinkFailed, and ValueError when the model has derived constants and no digest is given.

@@ -57,14 +57,14 @@ def canonicalize(graph: Graph) -> dict[str, str]:
         renamed.append(copy)
 
     form = graph.model.graph
-    outputs = [_renamed(value, name_of(value.name)) for value in form.output]
+    made = [_renamed(value, name_of(value.name)) for value in form.output]
     weights = sorted((name for name in graph.weights if name in names), key=lambda name: int(names[name][1:]))
     listed = {value.name: value for value in form.input}
     model = ModelProto(ir_version=graph.model.ir_version, opset_import=graph.model.opset_import)
     model.graph.name = "model"
     model.graph.node.extend(renamed)
     model.graph.input.extend(_renamed(listed[name], names[name]) for name in (*graph.input_names, *weights))
-    model.graph.output.extend(outputs)
+    model.graph.output.extend(made)
     for name in sorted((name for name in constants if name in names), key=lambda name: int(names[name][1:])):
         model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(constants[name]), names[name]))
     graph.weights = {names[name]: graph.weights[name] for name in weights}

@@ -111,7 +111,7 @@ class Graph:
 
     @property
     def nodes(self) -> Sequence[NodeProto]:
-        return self.model.graph.node  # type: ignore[no-any-return]
+        return self.model.graph.node
 
     @property
     def opset(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
-from hone.compiler.rewrites import fold, resolve_control_flow, rewrite
+from hone.compiler.rewrites import resolve_control_flow, rewrite
 from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
+from hone.compiler.rewrites.evaluate import fold
 from hone.compiler.simplify import (
     CannotSimplify,
     first_line,
@@ -31,6 +33,8 @@ from hone.compiler.simplify import (
     simplify,
 )
 from hone.types import BYTES, NUMPY_DTYPES, Array, Shape, TensorSpec
+
+logger = logging.getLogger(__name__)
 
 #: Rewrites may open the way for others (an unrolled loop may hold an LSTM); a model needs two or three rounds.
 MAX_ROUNDS = 8
@@ -115,6 +119,11 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
         return Unsupported(problem.operator, str(problem))
     except _CannotImport as problem:
         return Unsupported(problem.operator, problem.reason)
+    except OSError:
+        raise
+    except Exception as problem:  # a model is anything; what a rewrite stumbles over must not end the tuning child
+        logger.exception("importing %s", path.name)
+        return Unsupported("", f"import failed: {type(problem).__name__}: {first_line(problem)}")
 
 
 def make_importable(graph: Graph) -> None:
@@ -158,7 +167,12 @@ def _distrusted(graph: Graph) -> set[str]:
     distrusted = set()
     for node in graph.nodes:
         if node.op_type == "LayerNormalization" and not used.isdisjoint(node.output[1:]):
-            distrusted.add(node.op_type)
+            distrusted.add(node.op_type)  # gives Mean and InvStdDev another shape
+        if node.op_type == "RMSNormalization" and attribute(node, "axis", -1) in (
+            0,
+            -len(graph.shape(node.input[0]) or ()),
+        ):
+            distrusted.add(node.op_type)  # does not compile over all axes
     return distrusted
 
 

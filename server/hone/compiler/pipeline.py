@@ -141,5 +141,3 @@ def run_phases(mod: Any, phases: Sequence[Phase], compilation: Compilation, dump
             if dump is not None:
                 dump(name, mod)
     return mod
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,8 @@ class CpuTarget:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 512 << 10
     num_threads: int = 1
-    #: A parallel region costs a wake-up of about 5 microseconds: it must have more than this to do, in
-    #: multiply-adds (or their equal in bytes moved, see `schedules.work`).
-    parallel_min_work: int = field(default=400_000)
+    #: What runs shorter than this on one thread stays on it: waking the others costs 2 to 50 microseconds.
+    parallel_min_us: float = 20.0
 
     @classmethod
     def detect(cls, num_threads: int) -> CpuTarget:
@@ -91,6 +90,13 @@ class CpuTarget:
         """float32 items in one vector register."""
         return self.vector_bits // 32
 
+    def microseconds(self, operations: float, num_bytes: float) -> float:
+        """A rough time on one thread: what vector units and memory need at least, at some 3 GHz and 20 GB/s."""
+        return max(operations / (self.lanes * 2 * 3000), num_bytes / 20_000)
+
+    def is_worth_threads(self, operations: float, num_bytes: float) -> bool:
+        return self.num_threads > 1 and self.microseconds(operations, num_bytes) >= self.parallel_min_us
+
     def fields(self) -> dict[str, Any]:
         """All that changes generated code, for digests: the number of threads matters only as one or many."""
         return {
@@ -101,7 +107,7 @@ class CpuTarget:
             "vector_bits": self.vector_bits,
             "num_vector_registers": self.num_vector_registers,
             "parallel": self.num_threads > 1,
-            "parallel_min_work": self.parallel_min_work,
+            "parallel_min_us": self.parallel_min_us,
             "flags": list(FLOAT_FLAGS),
         }
 

@@ -294,9 +294,9 @@ def _load_library(path: Path) -> Any:
     try:
         return tvm_ffi.load_module(str(path), keep_module_alive=False)
     except Exception as problem:  # RuntimeError and its kin, by what the loader says
-        raise EngineError(f"tvm: {path.name} does not load: {_first_line(problem).replace(str(path), path.name)}") from (
-            problem
-        )
+        raise EngineError(
+            f"tvm: {path.name} does not load: {_first_line(problem).replace(str(path), path.name)}"
+        ) from (problem)
 
 
 def _range_of(tensor: Any) -> tuple[int, int]:

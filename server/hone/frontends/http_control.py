@@ -90,6 +90,17 @@ class ControlHandlers:
     async def statistics(self, call: Call) -> Any:
         return {"model_stats": self._service.statistics(call.model, call.version)}
 
+    # --- tuning
+
+    async def tuning_status(self, call: Call) -> Any:
+        return self._service.tuning_status(call.model, call.version)
+
+    async def tuning_action(self, call: Call) -> Any:
+        action = call.document().get("action")
+        if not isinstance(action, str):
+            raise InvalidRequest(f"Unable to parse 'action': expected a string, got {json_type(action)}")
+        return self._service.tuning_action(call.model, call.version, action)
+
     # --- repository
 
     async def index(self, call: Call) -> Any:

@@ -182,6 +182,23 @@ _SCHEMAS: dict[str, Schema] = {
     },
     "LogSettings": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}},
     "LogUpdate": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}},
+    "TuningAction": _object(
+        {"action": {"enum": ["start", "pause", "cancel", "roll_back", "pin_baseline"]}}, ["action"]
+    ),
+    "TuningStatus": _object(
+        {
+            "model": _STRING,
+            "version": _STRING,
+            "state": {
+                "enum": ["off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed"],
+            },
+            "progress": {"type": "number", "minimum": 0, "maximum": 1},
+            "reason": _STRING,
+            "buckets": _array({"type": "object"}),
+            "history": _array({"type": "object"}),
+        },
+        ["model", "version", "state", "progress", "reason", "buckets", "history"],
+    ),
     "RegionRequest": _object(
         {
             "key": _STRING,

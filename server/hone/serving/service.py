@@ -25,6 +25,7 @@ from hone.serving.model import ServedModel
 from hone.serving.registry import ModelRegistry
 from hone.serving.reply import Reply
 from hone.serving.shared_memory import SharedMemoryRegions
+from hone.specialization import TuningControl
 from hone.strings import to_length_prefixed
 from hone.tracing import TraceControl, Tracer
 from hone.types import (
@@ -57,6 +58,7 @@ EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
+    "tuning",
 )
 
 
@@ -77,6 +79,7 @@ class InferenceService:
         strict_readiness: bool,
         ready_requires_model: bool,
         known_names: Callable[[], list[str]],
+        tuning: TuningControl | None = None,
     ) -> None:
         self.regions = regions
         self._server_name = server_name
@@ -89,6 +92,7 @@ class InferenceService:
         self._strict_readiness = strict_readiness
         self._ready_requires_model = ready_requires_model
         self._known_names = known_names
+        self._tuning = tuning
         self._started = False
         self._stopping = False
 
@@ -255,6 +259,31 @@ class InferenceService:
             )
         if self._stopping:
             raise Unavailable("Server exiting")
+
+    # --- tuning
+
+    def tuning_status(self, model: str, version: str = "") -> dict[str, Any]:
+        """State, progress, buckets and history (docs/tuning.md). Raises ModelNotFound and what `find` raises."""
+        served = self._registry.find(model, version)
+        if self._tuning is None:
+            return {
+                "model": model,
+                "version": served.version_text,
+                "state": "off",
+                "progress": 0.0,
+                "reason": "the server was started with --tuning=off",
+                "buckets": [],
+                "history": [],
+            }
+        return self._tuning.status(model, served.version_text)
+
+    def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
+        """Have the tuner act; the status as it is at once. Raises Unavailable where tuning is off, InvalidRequest."""
+        served = self._registry.find(model, version)
+        if self._tuning is None:
+            raise Unavailable("tuning is off on this server: start it with --tuning=on")
+        self._tuning.act(model, served.version_text, action)
+        return self._tuning.status(model, served.version_text)
 
     # --- settings
 

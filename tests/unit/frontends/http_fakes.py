@@ -222,6 +222,24 @@ class FakeService:
         if not name.strip():
             raise InvalidRequest("Model name cannot be empty")
 
+    def tuning_status(self, model: str, version: str = "") -> dict[str, Any]:
+        self.lease(model, version)
+        return {
+            "model": model,
+            "version": version or "1",
+            "state": "off",
+            "progress": 0.0,
+            "reason": "",
+            "buckets": [],
+            "history": [],
+        }
+
+    def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
+        self.calls.append(("tuning", (model, version, action)))
+        if action not in ("start", "pause", "cancel", "roll_back", "pin_baseline"):
+            raise InvalidRequest(f"unknown action '{action}'")
+        return self.tuning_status(model, version)
+
     def trace_settings(self, model: str = "") -> dict[str, list[str]]:
         return self.update_trace_settings(model, {})
 

@@ -446,3 +446,16 @@ def test_other_groups_stay_open():
         assert served.post("/v2/models/echo_fp32/infer", JSON_FLOATS).status == 200
         assert served.post("/v2/repository/index").status == 403
         assert served.get("/v2/trace/setting", {"Admin-Key": "k"}).status == 200
+
+
+# --- tuning
+
+
+def test_tuning_status_and_actions(served):
+    for path, version in (("/v2/models/echo_fp32/tuning", ""), ("/v2/models/echo_fp32/versions/1/tuning", "1")):
+        assert served.get(path).json["state"] == "off"
+        assert served.post(path, {"action": "pause"}).status == 200
+        assert served.service.calls[-1] == ("tuning", ("echo_fp32", version, "pause"))
+        for document in ({}, {"action": 5}, {"action": "explode"}):
+            assert served.post(path, document).status == 400
+    assert served.get("/v2/models/nope/tuning").status == 404

@@ -29,7 +29,13 @@ def test_what_json_makes_of_fields_has_the_same_digest():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [({"a": 1}, {"a": "1"}), ({"a": 1}, {"a": True}), ({"a": 1}, {"a": 1.0}), ({"a": None}, {}), ({"a": ""}, {"a": []})],
+    [
+        ({"a": 1}, {"a": "1"}),
+        ({"a": 1}, {"a": True}),
+        ({"a": 1}, {"a": 1.0}),
+        ({"a": None}, {}),
+        ({"a": ""}, {"a": []}),
+    ],
 )
 def test_things_that_look_alike_differ(one, other):
     assert digest_of(one) != digest_of(other)

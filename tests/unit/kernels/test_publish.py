@@ -129,7 +129,9 @@ def test_eight_threads_publish_one_entry(cache):
 
 def test_the_key_in_a_manifest_must_be_of_the_digest(cache):
     fields = {"graph": "abc", "shape": [1, 2]}
-    entry = cache.publish("artifacts", digest_of(fields), DEVICE, {"a": b"a"}, {"key": {"shape": (1, 2), "graph": "abc"}})
+    entry = cache.publish(
+        "artifacts", digest_of(fields), DEVICE, {"a": b"a"}, {"key": {"shape": (1, 2), "graph": "abc"}}
+    )
     assert isinstance(entry, Entry)
     with pytest.raises(ValueError, match="key in the manifest"):
         cache.publish("artifacts", key(2), DEVICE, {"a": b"a"}, {"key": fields})
@@ -204,9 +206,9 @@ def test_get_or_build_builds_what_is_not_there(cache):
 def test_a_failed_build_is_told_and_tried_again(cache):
     failure = Failure(FailureReason.ERROR, "compiler said no")
     assert cache.get_or_build("kernels", key(1), ARCHITECTURE, lambda: failure) is failure
-    assert isinstance(
-        cache.get_or_build("kernels", key(1), ARCHITECTURE, lambda: Built({"a": b""}, {})), Entry
-    ), "nobody still holds the lock"
+    assert isinstance(cache.get_or_build("kernels", key(1), ARCHITECTURE, lambda: Built({"a": b""}, {})), Entry), (
+        "nobody still holds the lock"
+    )
 
 
 def test_a_build_that_raises_lets_go_of_the_lock(cache):

@@ -29,7 +29,9 @@ def packing_keys(mod: tvm.IRModule, sources: Sequence[str]) -> tuple[str, ...]:
         return ()
     keys: dict[Any, Any] = {}
     bundle = function.params[0] if function.params else None
-    functions = {var: _function_key(func) for var, func in mod.functions.items() if not isinstance(func, relax.Function)}
+    functions = {
+        var: _function_key(func) for var, func in mod.functions.items() if not isinstance(func, relax.Function)
+    }
 
     def key(expression: Any) -> Any:
         if expression in keys:

@@ -135,9 +135,7 @@ def _anchor(binding: Any) -> _Anchor | None:
     return None
 
 
-def _grow(
-    anchor: _Anchor, at: int, bindings: Sequence[Any], users: dict[Any, list[int]], taken: set[int]
-) -> _Group:
+def _grow(anchor: _Anchor, at: int, bindings: Sequence[Any], users: dict[Any, list[int]], taken: set[int]) -> _Group:
     """The longest epilogue of which only the last value is needed outside."""
     output = tensor_type(bindings[at].var)
     assert output is not None

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
@@ -20,7 +21,7 @@ from hone.compiler.rewrites.evaluate import Evaluator
 MAX_ROUNDS = 128
 MAX_NODES = 20_000
 
-_FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.FLOAT16: np.float16}
+_FLOATS: dict[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.FLOAT16: np.float16}
 
 
 def resolve_if(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
@@ -143,9 +144,12 @@ def _renamed(graph: Graph, node: NodeProto, names: Mapping[str, str]) -> NodePro
     copy.output[:] = [names.get(name, name) for name in node.output]
     for inner in subgraphs(copy):
         own = dict(names)
-        for item in (*inner.input, *inner.initializer):
-            own[item.name] = graph.fresh(item.name)
-            item.name = own[item.name]
+        for value in inner.input:
+            own[value.name] = graph.fresh(value.name)
+            value.name = own[value.name]
+        for tensor in inner.initializer:
+            own[tensor.name] = graph.fresh(tensor.name)
+            tensor.name = own[tensor.name]
         for made in inner.node:
             own.update((output, graph.fresh(output)) for output in made.output if output)
         renamed = [_renamed(graph, made, own) for made in inner.node]

@@ -134,7 +134,5 @@ def space_to_depth(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     emit = Emitter(graph, node)
     blocks = emit.reshape(node.input[0], (batch, channels, height // block, block, width // block, block))
     turned = emit("Transpose", blocks, perm=[0, 1, 3, 5, 2, 4])
-    emit.bind(
-        node.output[0], emit.reshape(turned, (batch, channels * block * block, height // block, width // block))
-    )
+    emit.bind(node.output[0], emit.reshape(turned, (batch, channels * block * block, height // block, width // block)))
     return emit.made

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
+from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
 from hone.types import Array
 
 #: Larger tensors are no shape arithmetic; they are not worth evaluating here.
 _MAX_ITEMS = 1024
 
-_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 
 
 def fold(graph: Graph) -> bool:
@@ -115,18 +118,21 @@ class Evaluator:
             shape = known.shape
         if node.op_type == "Size":
             return np.array(np.prod(shape, dtype=np.int64))
-        bounds = {item.name: item.i for item in node.attribute}
-        return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], np.int64)
+        return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)
 
     def _run(self, node: NodeProto, name: str, inputs: dict[str, Array]) -> Array | None:
-        values = [helper.make_tensor_value_info(item, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-                  for item, array in inputs.items()]
+        values = [
+            helper.make_tensor_value_info(item, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for item, array in inputs.items()
+        ]
         outputs = [helper.make_empty_tensor_value_info(name)]
         model = helper.make_model(
-            helper.make_graph([node], "one", values, outputs), opset_imports=[helper.make_opsetid("", self._graph.opset)]
+            helper.make_graph([node], "one", values, outputs),
+            opset_imports=[helper.make_opsetid("", self._graph.opset)],
         )
         try:
-            result = ReferenceEvaluator(model).run(None, inputs)[0]
+            result: Any = ReferenceEvaluator(model).run(None, inputs)
         except Exception:  # an operator that the reference does not know, or a node that is wrong: not known then
             return None
-        return np.asarray(result) if np.asarray(result).size <= _MAX_ITEMS else None
+        array = np.asarray(result[0])
+        return array if array.size <= _MAX_ITEMS and array.dtype.kind not in "OSU" else None

@@ -22,7 +22,7 @@ _MAX_DIFFERENCE = 255
 #: Beyond this a 32-bit accumulator would wrap around, and floating point would not.
 _MAX_INT32 = 2**31 - 1
 
-_LIMITS = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
+_LIMITS: dict[int | None, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
 def conv_integer(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
@@ -107,7 +107,7 @@ def _difference(emit: Emitter, value: str, zero: str, dtype: int) -> str:
 
 def _requantize(emit: Emitter, sums: str, scale: Array, zero: str) -> list[NodeProto] | None:
     dtype = emit.graph.dtype(zero) if zero else TensorProto.UINT8
-    if dtype not in _LIMITS:
+    if dtype is None or dtype not in _LIMITS:
         return None
     scaled = emit("Round", emit("Mul", emit.cast(sums, TensorProto.FLOAT), emit.constant(scale)))
     if zero:
@@ -119,11 +119,11 @@ def _requantize(emit: Emitter, sums: str, scale: Array, zero: str) -> list[NodeP
 
 def _multiplier(graph: Graph, *names: str) -> Array | None:
     """first * second / third, in float32 as ONNX Runtime computes it; None where one is no constant of that type."""
-    values = [graph.constant(name) for name in names]
-    if any(value is None or value.dtype != np.float32 for value in values):
+    values = [value for name in names if (value := graph.constant(name)) is not None and value.dtype == np.float32]
+    if len(values) != len(names):
         return None
-    first, second, third = (np.asarray(value).reshape(-1) for value in values)
-    result = (first * second / third).astype(np.float32)
+    first, second, third = (value.reshape(-1) for value in values)
+    result: Array = (first * second / third).astype(np.float32)
     return result.reshape(()) if result.size == 1 else result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto
@@ -55,7 +56,7 @@ def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     sequence = emit("Transpose", node.input[0], perm=[1, 0, 2]) if batch_first else node.input[0]
     given = [node.input[place] if len(node.input) > place else "" for place in range(8)]
     masks = _masks(emit, given[4], layer)
-    states_given = [name for name in (given[5], given[6] if node.op_type == "LSTM" else "")]
+    states_given = given[5:7] if node.op_type == "LSTM" else given[5:6]
     outputs, lasts = [], []
     for direction in range(num_directions):
         reverse = direction == 1 or attribute(node, "direction", "forward") == "reverse"
@@ -63,7 +64,7 @@ def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         step = _STEPS[node.op_type](emit, node, matrix, given, activations[direction])
         state = [
             _initial(emit, given_state, layer, direction, batch_first)
-            for given_state in states_given[: 2 if node.op_type == "LSTM" else 1]
+            for given_state in states_given
         ]
         flat = emit.reshape(sequence, (layer.steps * layer.batch, layer.size))
         products = emit("MatMul", flat, matrix.transposed(given[1]))
@@ -283,5 +284,5 @@ def _clip(emit: Emitter, value: str) -> str:
     return str(emit("Clip", value, low, high))
 
 
-def _numpy_dtype(dtype: int | None) -> np.dtype[np.floating]:
+def _numpy_dtype(dtype: int | None) -> np.dtype[Any]:
     return np.dtype({10: np.float16, 11: np.float64}.get(dtype or 1, np.float32))

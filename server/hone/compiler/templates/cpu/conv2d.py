@@ -119,7 +119,7 @@ class BlockedConvolution(TirTemplate):
 
     def prim_func(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Any:
         s = sizes_of(workload)
-        parallel = target.num_threads > 1 and s.multiply_adds / target.lanes >= target.parallel_min_work / 16
+        parallel = target.is_worth_threads(s.multiply_adds, 0)
         return _schedule(_compute(workload, s), s, candidate, target, parallel=parallel)
 
 
@@ -175,9 +175,7 @@ def _compute(workload: Workload, s: _Sizes) -> Any:
         return te.sum(padded(n, ic, y, x, ii) * weight(oc, ic, kh, kw, ii, o), axis=[ic, kh, kw, ii])
 
     conv = te.compute(workload.output.shape, convolve, name="conv")
-    out = te.compute(
-        workload.output.shape, lambda *at: apply_epilogue(workload, conv(*at), inputs, at), name="out"
-    )
+    out = te.compute(workload.output.shape, lambda *at: apply_epilogue(workload, conv(*at), inputs, at), name="out")
     return te.create_prim_func([*inputs, out])
 
 

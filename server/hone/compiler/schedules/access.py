@@ -1,0 +1,156 @@
+"""What a block of TIR does with memory: its loops, and how far each step of a loop moves in every buffer it touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm_ffi.structural
+from tvm import ir, sym, tirx
+from tvm.s_tir import Schedule
+
+#: tirx.IterVar's kinds.
+_SPATIAL, _REDUCTION = 0, 2
+
+#: Operations that an arithmetic function of one argument stands for, roughly.
+_CALL_OPERATIONS = {"tirx.exp": 20, "tirx.tanh": 25, "tirx.erf": 30, "tirx.log": 20, "tirx.sigmoid": 22, "tirx.pow": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of a block and what a step of it moves, in items: `writes`, then each read (None: not a fixed step)."""
+
+    rv: Any
+    extent: int
+    is_reduction: bool
+    write: int | None
+    reads: tuple[int | None, ...]
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether its steps can be lanes of a vector: neighbours in what is written, neighbours or one in what is read."""
+        return self.write == 1 and all(step in (0, 1) for step in self.reads)
+
+    @property
+    def contiguous_reduction(self) -> bool:
+        return self.is_reduction and 1 in self.reads and all(step in (0, 1) for step in self.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block whose loops are plain: one loop an axis, each from zero to a number."""
+
+    rv: Any
+    name: str
+    loops: tuple[Loop, ...]
+    operations: int
+    num_bytes: int
+
+    @property
+    def spatial(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.loops if not loop.is_reduction)
+
+    @property
+    def reduction(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.loops if loop.is_reduction)
+
+    @property
+    def points(self) -> int:
+        return prod(loop.extent for loop in self.loops)
+
+
+def root_blocks(schedule: Schedule) -> list[Any]:
+    """The blocks of a function in program order."""
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def read_block(schedule: Schedule, rv: Any) -> Block | None:
+    """The block, or None where its loops are not plain (opaque code, sizes known at run time only)."""
+    block = schedule.get(rv)
+    loops = schedule.get_loops(rv)
+    variables = list(block.iter_vars)
+    if len(loops) != len(variables) or len(block.writes) != 1:
+        return None
+    if any(int(variable.iter_type) not in (_SPATIAL, _REDUCTION) for variable in variables):
+        return None
+    extents = [_extent(schedule.get(loop)) for loop in loops]
+    if None in extents:
+        return None
+    sizes = [int(extent) for extent in extents if extent is not None]
+    analyzer = sym.Analyzer()
+    for variable, size in zip(variables, sizes, strict=True):
+        analyzer.bind(variable.var, ir.Range(0, size))
+    write = _offset(block.writes[0], analyzer)
+    # A reduction reads what it writes: that is not a read of its own.
+    reads = [
+        (region, _offset(region, analyzer))
+        for region in block.reads
+        if not region.source.same_as(block.writes[0].source)
+    ]
+    return Block(
+        rv=rv,
+        name=str(block.name_hint),
+        loops=tuple(
+            Loop(
+                rv=loop,
+                extent=size,
+                is_reduction=int(variable.iter_type) == _REDUCTION,
+                write=_step(write, variable.var),
+                reads=tuple(_step(offset, variable.var) for _, offset in reads),
+            )
+            for loop, size, variable in zip(loops, sizes, variables, strict=True)
+        ),
+        operations=_operations(block.body),
+        num_bytes=sum(_num_bytes(region.source) for region in (*block.reads, *block.writes)),
+    )
+
+
+def _extent(loop: Any) -> int | None:
+    extent, start = loop.extent, loop.min
+    if not isinstance(extent, tirx.IntImm) or not isinstance(start, tirx.IntImm) or int(start) != 0:
+        return None
+    return int(extent)
+
+
+def _offset(region: Any, analyzer: Any) -> Any | None:
+    """The place of the one item that a region names, in items from the buffer's start; None for a true region."""
+    offset: Any = tirx.const(0, "int64")
+    for dim, span in zip(region.source.shape, region.region, strict=True):
+        if not isinstance(dim, tirx.IntImm):
+            return None
+        if not (isinstance(span.extent, tirx.IntImm) and int(span.extent) == 1):
+            return None
+        offset = offset * int(dim) + span.min
+    return analyzer.simplify(offset)
+
+
+def _step(offset: Any | None, variable: Any) -> int | None:
+    if offset is None:
+        return None
+    linear = sym.detect_linear_equation(offset, [variable])
+    if len(linear) != 2 or not isinstance(linear[0], tirx.IntImm):
+        return None
+    return int(linear[0])
+
+
+def _operations(body: Any) -> int:
+    """Arithmetic of one point."""
+    count = 0
+
+    def see(node: Any) -> None:
+        nonlocal count
+        if isinstance(node, ir.Call):
+            count += _CALL_OPERATIONS.get(str(getattr(node.op, "name", "")), 2)
+        elif str(getattr(node.ty, "dtype", "")).startswith("float"):
+            count += 1
+
+    kinds = (ir.Call, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
+    tvm_ffi.structural.structural_walk(body, (kinds, see))
+    return max(count, 1)
+
+
+def _num_bytes(buffer: Any) -> int:
+    digits = "".join(ch for ch in str(buffer.dtype) if ch.isdigit())
+    item = max(1, int(digits) // 8) if digits else 1
+    return item * prod(int(dim) for dim in buffer.shape if isinstance(dim, tirx.IntImm))
