@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -73,6 +74,9 @@ class Promotion(Protocol):
 
     def roll_back(self, ref: VersionRef, generation: int) -> bool:
         """Return what this generation runs to the generation before it, or the baseline. False if it is not current."""
+
+    def lease(self, ref: VersionRef, generation: int = 0) -> AbstractContextManager[bool]:
+        """While inside, the version's baseline and that generation stay open; False where either is gone already."""
 
 
 class Watcher(Protocol):

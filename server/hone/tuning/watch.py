@@ -150,9 +150,11 @@ class Watch:
         """
         while self._samples:
             sample = self._samples.popleft()
-            if (sample.watched.ref, sample.watched.generation) in self._watched:
-                self._examine(sample, idle=idle)
-                break
+            watched = sample.watched
+            with self._promotion.lease(watched.ref, watched.generation) as held:
+                if held and (watched.ref, watched.generation) in self._watched:
+                    self._examine(sample, idle=idle)
+                    break
         incidents = []
         while self._incidents:
             incidents.append(self._incidents.popleft())

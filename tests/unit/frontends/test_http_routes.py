@@ -453,7 +453,7 @@ def test_other_groups_stay_open():
 
 def test_tuning_status_and_actions(served):
     for path, version in (("/v2/models/echo_fp32/tuning", ""), ("/v2/models/echo_fp32/versions/1/tuning", "1")):
-        assert served.get(path).json["state"] == "off"
+        assert served.get(path).json()["state"] == "off"
         assert served.post(path, {"action": "pause"}).status == 200
         assert served.service.calls[-1] == ("tuning", ("echo_fp32", version, "pause"))
         for document in ({}, {"action": 5}, {"action": "explode"}):

@@ -1,0 +1,99 @@
+"""From an artifact that passed to one that serves: load, warm, one check of outputs, all off the request path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hone.errors import HoneError
+from hone.tuning.gate import check_outputs
+from hone.tuning.inputs import Domain, InputSet, draw
+from hone.tuning.ports import EngineLoader, Specialization, TunableVersion
+from hone.tuning.record import Bucket
+from hone.tuning.samples import repeated_rows
+from hone.tuning.settings import ModelTuning
+from hone.types import Engine
+
+_log = logging.getLogger(__name__)
+
+#: Of the inputs that the check is made on; not one of those that the gate saw.
+_CHECK_SEED = 7
+_NUM_WARM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The artifact is not to serve. `wrong` ones gave wrong outputs here, and are to be quarantined."""
+
+    reason: str
+    wrong: bool = False
+
+
+def prepare(
+    bucket: Bucket,
+    told_inputs: object,
+    version: TunableVersion,
+    tuning: ModelTuning,
+    samples: Sequence[InputSet],
+    load: EngineLoader,
+) -> Specialization | Refused:
+    """An engine ready to serve. `told_inputs` are the domains in the artifact's manifest.
+
+    The caller holds a lease on the version's baseline. Raises nothing; a refused engine is closed again.
+    """
+    inputs = _inputs(bucket, told_inputs, samples, batching=version.max_batch_size > 0)
+    if inputs is None:
+        return Refused("there are no inputs to check its outputs with; give model_warmup data")
+    try:
+        engine = load(bucket.digest, version)
+    except HoneError as problem:
+        return Refused(f"it could not be loaded: {problem}")
+    refused = _check(engine, inputs, version, tuning)
+    if refused is not None:
+        with suppress(HoneError):
+            engine.close()
+        return refused
+    min_rows = bucket.verdict.get("min_rows")
+    rows = bucket.signature.rows if version.max_batch_size > 0 else 0
+    return Specialization(
+        bucket.signature, engine, bucket.digest, min_rows if isinstance(min_rows, int) and 0 < min_rows < rows else rows
+    )
+
+
+def _check(engine: Engine, inputs: InputSet, version: TunableVersion, tuning: ModelTuning) -> Refused | None:
+    names = [spec.name for spec in version.outputs]
+    try:
+        expected = version.baseline.instantiate().run(inputs.arrays, names)
+        instance = engine.instantiate()
+        for _ in range(_NUM_WARM):
+            found = instance.run(inputs.arrays, names)
+    except HoneError as problem:
+        return Refused(f"it failed when it was warmed: {problem}")
+    checks = check_outputs(
+        names,
+        {spec.name: spec.datatype for spec in version.outputs},
+        expected,
+        found,
+        precision=tuning.precision,
+        tolerance=tuning.tolerance,
+        inputs=inputs.name,
+    )
+    wrong = next((check for check in checks if not check.passed), None)
+    return Refused(f"its outputs are wrong as loaded here: {wrong.reason}", wrong=True) if wrong is not None else None
+
+
+def _inputs(bucket: Bucket, told: object, samples: Sequence[InputSet], *, batching: bool) -> InputSet | None:
+    if isinstance(told, dict):
+        try:
+            return draw({name: Domain.from_json(domain) for name, domain in told.items()}, _CHECK_SEED)
+        except (KeyError, TypeError, ValueError):
+            _log.warning("the inputs told in the manifest of artifact %s are not understood", bucket.digest)
+    for sample in samples:
+        arrays = sample.arrays
+        if batching and all(array.ndim and array.shape[0] for array in arrays.values()):
+            arrays = repeated_rows(arrays, bucket.signature.rows)
+        if bucket.signature.fits(arrays):
+            return InputSet(sample.name, dict(arrays))
+    return None
