@@ -111,4 +111,5 @@ def test_a_required_model_that_polling_finds(repository: Path) -> None:
         started(server)
         assert health(server) == (200, 503)
         models.write_model(repository, "m", models.identity())
-        wait_until(lambda: health(server) == (200, 200), "ready with its first model")
+        wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "ready with its first model")
+        assert health(server) == (200, 200)

@@ -91,8 +91,8 @@ class CpuTarget:
         return self.vector_bits // 32
 
     def microseconds(self, operations: float, num_bytes: float) -> float:
-        """A rough time on one thread: what vector units and memory need at least, at some 3 GHz and 20 GB/s."""
-        return max(operations / (self.lanes * 2 * 3000), num_bytes / 20_000)
+        """A rough time on one thread: what vector units and memory need at least, at some 4 GHz and 50 GB/s."""
+        return max(operations / (self.lanes * 2 * 4000), num_bytes / 50_000)
 
     def is_worth_threads(self, operations: float, num_bytes: float) -> bool:
         return self.num_threads > 1 and self.microseconds(operations, num_bytes) >= self.parallel_min_us

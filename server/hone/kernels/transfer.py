@@ -21,7 +21,18 @@ from typing import BinaryIO
 from hone import __version__
 from hone.errors import ErrorKind, HoneError
 from hone.kernels.digest import is_digest
-from hone.kernels.entry import KINDS, MANIFEST, SCHEMA, Entry, EntryName, Failure, Miss, MissReason, entry_name
+from hone.kernels.entry import (
+    KINDS,
+    MANIFEST,
+    SCHEMA,
+    Entry,
+    EntryName,
+    Failure,
+    FailureReason,
+    Miss,
+    MissReason,
+    entry_name,
+)
 from hone.kernels.files import FILE_MODE, open_regular, sync_folder, write_new
 from hone.kernels.folder import CacheFolder, names_in
 from hone.kernels.holds import Holds
@@ -240,7 +251,7 @@ def _take(file: BinaryIO, publisher: Publisher, item: _Incoming) -> tuple[Entry 
             size, sha256 = write_new(staged / file_name, _chunks(file, member))
             expected = item.manifest.files.get(file_name)
             if expected is not None and expected != FileRecord(size, sha256):
-                raise ImportRefused(Path(file.name), f"member '{member.name}' changed while it was read")
+                return Failure(FailureReason.ERROR, f"member '{member.name}' changed while it was read"), False
         return publisher.install(staged, item.name, proven=False)
 
 

@@ -57,6 +57,8 @@ class ServedModels(Protocol):
 class Specialization:
     """A loaded and warmed engine, and what it is for: batches of `min_rows` to the signature's rows, padded up."""
 
+    device: str
+    """Digest of the device key: it runs on devices of this kind."""
     signature: Signature
     engine: Engine
     artifact: str
@@ -68,9 +70,12 @@ class Specialization:
 class Promotion(Protocol):
     """What serving runs. Thread-safe; none of these waits for an execution."""
 
-    def promote(self, ref: VersionRef, specializations: Sequence[Specialization]) -> Mapping[Signature, int] | None:
-        """Make them current, all in one step, each in place of what ran its signature; takes their engines over.
-        The generation of each; None, with the engines still the caller's, if the version is no longer served."""
+    def promote(
+        self, ref: VersionRef, specializations: Sequence[Specialization]
+    ) -> Mapping[tuple[str, Signature], int] | None:
+        """Make them current, all in one step, each in place of what ran its signature on its kind of device; takes
+        their engines over. The generation of each, by device and signature (numbers of one version never repeat, and
+        0 is the baseline); None, with the engines still the caller's, if the version is no longer served."""
 
     def roll_back(self, ref: VersionRef, generation: int) -> bool:
         """Return what this generation runs to the generation before it, or the baseline. False if it is not current."""

@@ -58,7 +58,11 @@ def prepare(
     min_rows = bucket.verdict.get("min_rows")
     rows = bucket.signature.rows if version.max_batch_size > 0 else 0
     return Specialization(
-        bucket.signature, engine, bucket.digest, min_rows if isinstance(min_rows, int) and 0 < min_rows < rows else rows
+        bucket.device,
+        bucket.signature,
+        engine,
+        bucket.digest,
+        min_rows if isinstance(min_rows, int) and 0 < min_rows < rows else rows,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,11 +15,17 @@ Outcome = Literal["", "passed", "refused", "unsupported", "failed", "quarantined
 
 _MAX_HISTORY = 100
 
+#: Why a version is held: nothing is tuned or promoted until somebody starts it again.
+PAUSED, CANCELLED = "paused", "cancelled"
+PINNED, ROLLED_BACK = "pinned to the baseline", "rolled back on request"
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Bucket:
-    """One signature: what was found out about it, and what runs it."""
+    """One signature on one kind of device: what was found out about it, and what runs it."""
 
+    device: str
+    """Digest of the device key."""
     signature: Signature
     digest: str
     """Name of its artifact, whether there is one or not."""
@@ -29,7 +34,6 @@ class Bucket:
     verdict: dict[str, Any] = field(default_factory=dict)
     generation: int = 0
     """Of the tuned engine that runs it; 0 is the baseline."""
-    previous: tuple[int, ...] = ()
 
     @property
     def provisional(self) -> bool:
@@ -55,48 +59,59 @@ class Record:
     """One served version."""
 
     version: TunableVersion
-    tuning: ModelTuning
+    tuning: ModelTuning = field(default_factory=ModelTuning)
     state: State = "queued"
     reason: str = ""
     progress: float = 0.0
-    buckets: dict[Signature, Bucket] = field(default_factory=dict)
+    buckets: dict[tuple[str, Signature], Bucket] = field(default_factory=dict)
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
     spent_seconds: float = 0.0
+    """Of its time for tuning."""
     held: str = ""
-    """Why nothing is tuned or promoted until somebody asks for it; empty while all goes on."""
+    """Why nothing is done about it until it is started again; empty while all goes on."""
+    sampled: list[Signature] | None = None
+    """Signatures of its real inputs; None until they were looked at."""
     remeasure_at: float = 0.0
     num_remeasured: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
-    """The child's latest: candidates, best so far."""
 
-    def note(self, now: Callable[[], str], event: str, **fields: Any) -> None:
-        self.history.append({"at": now(), "event": event, **fields})
+    def bucket(self, device: str, signature: Signature) -> Bucket | None:
+        return self.buckets.get((device, signature))
+
+    def served_by(self, generation: int) -> list[Bucket]:
+        return [bucket for bucket in self.buckets.values() if generation and bucket.generation == generation]
 
     def settle(self) -> None:
         """The state that follows from the buckets, when nothing is to be done."""
+        if self.tuning.mode == "off":
+            self.state = "off"
+            return
         buckets = self.buckets.values()
         self.progress = 1.0
-        refused = [f"{b.signature.text}: {b.reason}" for b in buckets if b.reason]
-        self.reason = "; ".join(dict.fromkeys(refused))[:1000]
+        told = [f"{bucket.signature.text}: {bucket.reason}" for bucket in buckets if bucket.reason]
+        self.reason = "; ".join(dict.fromkeys(told))[:1000]
         if self.held:
-            self.state = "paused" if self.held == "paused" else "baseline"
+            self.state = "paused" if self.held == PAUSED else "tuned" if self._is_tuned() else "baseline"
             self.reason = self.held
-        elif any(b.generation for b in buckets):
+        elif self._is_tuned():
             self.state = "tuned"
-        elif buckets and all(b.outcome == "unsupported" for b in buckets):
+        elif buckets and all(bucket.outcome == "unsupported" for bucket in buckets):
             self.state = "unsupported"
-        elif any(b.outcome == "failed" for b in buckets):
+        elif any(bucket.outcome == "failed" for bucket in buckets):
             self.state = "failed"
         else:
             self.state = "baseline"
 
     def to_json(self) -> dict[str, Any]:
+        ref = self.version.ref
         return {
-            "model": self.version.ref.model,
-            "version": str(self.version.ref.version),
+            "model": ref.model,
+            "version": str(ref.version),
             "state": self.state,
             "progress": round(self.progress, 4),
             "reason": self.reason,
             "buckets": [bucket.to_json() for bucket in self.buckets.values()],
             "history": list(self.history),
         }
+
+    def _is_tuned(self) -> bool:
+        return any(bucket.generation for bucket in self.buckets.values())

@@ -46,16 +46,6 @@ class WatchOptions:
     """A generation that did nothing wrong for so long has passed, however few its requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """A generation that must not serve. It has been rolled back already."""
-
-    ref: VersionRef
-    generation: int
-    cause: Cause
-    reason: str
-
-
 @dataclass(slots=True, eq=False)
 class Watched:
     """One promoted generation. `engine` is the tuned one; instances are made on the watching thread, when needed."""
@@ -63,6 +53,7 @@ class Watched:
     ref: VersionRef
     generation: int
     signature: Signature
+    device: str
     artifact: str
     baseline: Engine
     engine: Engine
@@ -81,6 +72,15 @@ class Watched:
         if self.instances is None:
             self.instances = (self.baseline.instantiate(), self.engine.instantiate())
         return self.instances
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A generation that must not serve. It has been rolled back already."""
+
+    watched: Watched
+    cause: Cause
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +254,11 @@ class Watch:
 
     def _give_up(self, ref: VersionRef, generation: int, cause: Cause, reason: str) -> None:
         with self._lock:
-            if self._watched.pop((ref, generation), None) is None:
-                return
+            watched = self._watched.pop((ref, generation), None)
+        if watched is None:
+            return
         self._promotion.roll_back(ref, generation)
-        self._incidents.append(Incident(ref, generation, cause, reason))
+        self._incidents.append(Incident(watched, cause, reason))
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:

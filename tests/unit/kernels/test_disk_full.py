@@ -61,7 +61,8 @@ def test_a_cache_opened_on_a_full_file_system(tmp_path, caplog):
 
 
 LIMITED = """
-import logging
+import logging, resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s")
 cache = KernelsCache(root)
 for number in range(3):
@@ -74,7 +75,7 @@ say(type(cache.publish("artifacts", key(4), DEVICE, {"a": b"x" * 1000}, {})).__n
 
 def test_a_file_size_limit(root):
     """What a full disk does, for users who cannot mount one."""
-    with child(LIMITED, root, file_size_limit=100_000) as limited:
+    with child(LIMITED, root) as limited:
         for expected in ("WARNING", "full", "full", "full", "0", "Entry"):
             limited.hears(expected)
         limited.finish()

@@ -76,7 +76,7 @@ def test_a_file_in_its_place_is_refused(root):
 
 def test_a_file_for_a_cache_is_refused(root):
     root.write_bytes(b"")
-    with pytest.raises(CacheUnsafe, match="not a folder.*--kernels-cache"):
+    with pytest.raises(CacheUnsafe, match=r"not a folder.*--kernels-cache"):
         KernelsCache(root)
 
 

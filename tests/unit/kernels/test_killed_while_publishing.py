@@ -1,4 +1,4 @@
-"""A process killed (SIGKILL) at any step of publishing leaves a whole entry or none, and nothing in the next one's way."""
+"""A process killed at any step of publishing leaves a whole entry or none, and nothing in the next one's way."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_names_that_lead_elsewhere_are_refused(cache, kind, digest, scope, told)
 
 
 def test_what_is_not_json_is_refused_before_anything_is_copied(cache, tmp_path):
-    with pytest.raises(TypeError, match="content.x: object"):
+    with pytest.raises(TypeError, match=r"content\.x: object"):
         cache.publish("artifacts", key(1), DEVICE, {"a": tmp_path / "absent"}, {"x": object()})
 
 
@@ -224,3 +224,24 @@ def test_a_build_that_raises_lets_go_of_the_lock(cache):
 def test_nothing_published_is_a_miss(cache):
     assert cache.get("artifacts", key(1), DEVICE) == Miss(MissReason.ABSENT)
     assert cache.statistics.snapshot().misses == {("artifacts", "absent"): 1}
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(root, monkeypatch):
+    """In the order that a power failure needs: contents, then the folder's names, then the name of the entry."""
+    events = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    cache = KernelsCache(root, on_step=events.append)
+    monkeypatch.setattr(os, "fsync", fsync)
+    entry = cache.publish("artifacts", key(1), DEVICE, {"a.so": b"a", "b.so": b"b"}, {})
+    renamed = events.index("renamed")
+    before = [event.rsplit("/", 1)[-1] for event in events[:renamed]]
+    staging = next(event.rsplit("/", 2)[-2] for event in events if event.endswith("/a.so"))
+    for name in ("a.so", "b.so", "manifest.json"):
+        assert before.index(name) < before.index(staging), name
+    assert str(entry.path.parent.parent) in events[:renamed], "the new folders above it"
+    assert str(entry.path.parent) in events[renamed : events.index("published")]

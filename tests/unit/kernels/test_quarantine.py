@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 
 import pytest
@@ -141,4 +140,4 @@ def test_a_record_is_json_for_people(cache):
     told = json.loads(record_file(cache).read_text())
     assert told["reason"] is None
     assert told["strikes"] == {"latency": 1}
-    assert os.stat(record_file(cache)).st_mode & 0o077 == 0
+    assert record_file(cache).stat().st_mode & 0o077 == 0

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+
+#: TVM's number for operators that fuse with nothing.
+_OPAQUE = 8
 
 
 def fuse(mod: tvm.IRModule) -> tvm.IRModule:
@@ -19,8 +24,23 @@ def fuse(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
+            _KeepReshapes(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             relax.transform.DeadCodeElimination(["main", "main_transform_params"]),
         ]
     )(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepReshapes")
+class _KeepReshapes:
+    """A reshape alone costs nothing (the memory plan makes it a view); fused, it divides indices in every loop."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        functions = {
+            name: func.with_attr("op_pattern", _OPAQUE)
+            if isinstance(func, tirx.PrimFunc) and relax.analysis.has_reshape_pattern(func)
+            else func
+            for name, func in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)

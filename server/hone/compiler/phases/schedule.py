@@ -19,7 +19,7 @@ class ScheduledFunction:
 
     name: str
     rule: str
-    work: float
+    microseconds: float
     parallel: bool
 
 
@@ -31,5 +31,5 @@ def schedule(mod: tvm.IRModule, target: CpuTarget, choices: Choices) -> tuple[tv
             continue
         scheduled = plain_schedule(func, target)
         functions[name] = scheduled.func
-        report.append(ScheduledFunction(str(name.name_hint), scheduled.rule, scheduled.work, scheduled.parallel))
+        report.append(ScheduledFunction(str(name.name_hint), scheduled.rule, scheduled.microseconds, scheduled.parallel))
     return tvm.IRModule(functions, attrs=mod.attrs), report

@@ -107,8 +107,6 @@ def conv_transpose(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         less, more = total // 2, total - total // 2
         begins.append(less if automatic == "SAME_UPPER" else more)
         ends.append(more if automatic == "SAME_UPPER" else less)
-    if automatic == "NOTSET":
-        begins, ends = ends, begins
     emit = Emitter(graph, node)
     result = emit(
         "ConvTranspose",

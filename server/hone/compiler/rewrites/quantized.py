@@ -1,8 +1,8 @@
 """Integer convolutions and matrix products in floating point, where that gives the same integers.
 
-The compiler has no schedules for 8-bit convolutions on CPUs. Products of 8-bit numbers are integers, and floating
-point adds integers without rounding while the sums stay below 2^24 (float32) or 2^53 (float64): the weights, which
-are constants, tell how large a sum can get.
+The compiler has no schedules for 8-bit convolutions on CPUs. Products of 8-bit numbers are integers, and float32 adds
+integers without rounding while the sums stay below 2^24. The weights, mostly constants, tell how large a sum can get;
+where it may get larger, the channels are cut into parts whose sums do not, and those are added as 32-bit integers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from onnx import NodeProto, TensorProto
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
 from hone.types import Array
 
-#: Bits of the significand, the hidden one included: integers up to 2^bits are exact.
-_EXACT = ((TensorProto.FLOAT, 2**24), (TensorProto.DOUBLE, 2**53))
+#: float32 holds every integer of a size below this.
+_EXACT = 2**24
 #: The largest difference of two 8-bit numbers.
 _MAX_DIFFERENCE = 255
-#: Beyond this a 32-bit accumulator would wrap around, and floating point would not.
-_MAX_INT32 = 2**31 - 1
+#: More parts than this cost more than they gain.
+_MAX_PARTS = 16
 
 _LIMITS: dict[int | None, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
@@ -29,10 +29,10 @@ def conv_integer(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     """ConvInteger: a convolution of the differences to the zero points, with 32-bit sums."""
     x, w, x_zero, w_zero = _padded(node.input, 4)
     emit = Emitter(graph, node)
-    sums = _convolve(emit, x, x_zero, w, w_zero, bias="")
+    sums = _convolve(emit, x, x_zero, w, w_zero)
     if sums is None:
         return None
-    emit.bind(node.output[0], emit.cast(sums, TensorProto.INT32))
+    emit.bind(node.output[0], sums)
     return emit.made
 
 
@@ -40,15 +40,15 @@ def qlinear_conv(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     """QLinearConv: the same, scaled, rounded to even, moved to the output's zero point and saturated."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = _padded(node.input, 9)
     emit = Emitter(graph, node)
-    sums = _convolve(emit, x, x_zero, w, w_zero, bias)
-    weights = graph.shape(w)
-    if sums is None or weights is None:
+    sums = _convolve(emit, x, x_zero, w, w_zero)
+    weights, scale = graph.shape(w), _multiplier(graph, x_scale, w_scale, y_scale)
+    if sums is None or weights is None or scale is None:
         return None
-    scale = _multiplier(graph, x_scale, w_scale, y_scale)
-    if scale is None:
-        return None
-    if scale.ndim == 1 and scale.size > 1:
-        scale = scale.reshape(-1, *[1] * (len(weights) - 2))
+    spatial = [1] * (len(weights) - 2)
+    if bias:
+        sums = emit("Add", sums, emit.reshape(bias, (1, weights[0], *spatial)))
+    if scale.size > 1:
+        scale = scale.reshape(-1, *spatial)
     return _requantize(emit, sums, scale, y_zero)
 
 
@@ -56,53 +56,77 @@ def qlinear_matmul(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     """QLinearMatMul with one scale a matrix, or one a column of the second."""
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = _padded(node.input, 8)
     emit = Emitter(graph, node)
-    shape = graph.shape(b)
-    scale = _multiplier(graph, a_scale, b_scale, y_scale)
-    if shape is None or len(shape) < 2 or scale is None or scale.size not in (1, shape[-1]):
+    left, right, scale = graph.shape(a), graph.shape(b), _multiplier(graph, a_scale, b_scale, y_scale)
+    if left is None or right is None or len(left) < 2 or len(right) < 2 or scale is None:
         return None
-    if any((value := graph.shape(name)) is None or np.prod(value) != 1 for name in (a_scale, a_zero)):
+    if scale.size not in (1, right[-1]) or any(not _is_scalar(graph, name) for name in (a_scale, a_zero)):
         return None
-    dtype = _exact_type(shape[-2] * _MAX_DIFFERENCE**2)
-    if dtype is None:
+    parts = _parts(np.full(right[-2], _MAX_DIFFERENCE))
+    if parts is None:
         return None
-    left, right = _difference(emit, a, a_zero, dtype), _difference(emit, b, b_zero, dtype)
-    return _requantize(emit, emit("MatMul", left, right), scale, y_zero)
+    x, y = _difference(emit, a, a_zero), _difference(emit, b, b_zero)
+    sums = []
+    for start, end in parts:
+        if len(parts) > 1:
+            product = emit("MatMul", emit.slice(x, len(left) - 1, start, end), emit.slice(y, len(right) - 2, start, end))
+        else:
+            product = emit("MatMul", x, y)
+        sums.append(emit.cast(product, TensorProto.INT32))
+    return _requantize(emit, _total(emit, sums), scale, y_zero)
 
 
-def _convolve(emit: Emitter, x: str, x_zero: str, w: str, w_zero: str, bias: str) -> str | None:
-    """The integer sums of a convolution, in floating point; None where they may not be exact."""
+def _convolve(emit: Emitter, x: str, x_zero: str, w: str, w_zero: str) -> str | None:
+    """The 32-bit sums of a convolution with constant weights."""
     graph, node = emit.graph, emit.node
     weights, zero = graph.constant(w), _zero_point(graph, w_zero)
-    added = graph.constant(bias) if bias else np.zeros(1, np.int32)
-    if weights is None or zero is None or added is None or weights.dtype.itemsize != 1 or weights.size == 0:
+    if weights is None or zero is None or weights.dtype.itemsize != 1 or weights.size == 0:
         return None
     differences = weights.astype(np.int64) - zero.reshape(-1, *[1] * (weights.ndim - 1))
-    sums = np.abs(differences).reshape(len(weights), -1).sum(axis=1) * _MAX_DIFFERENCE
-    dtype = _exact_type(int(sums.max()) + int(np.abs(added.astype(np.int64)).max()))
-    if dtype is None:
+    # For each input channel, the largest sum of weights' sizes over the output channels bounds what it adds.
+    per_channel = np.abs(differences).sum(axis=tuple(range(2, weights.ndim))).max(axis=0)
+    parts = _parts(per_channel)
+    group = attribute(node, "group", 1)
+    if parts is None or (len(parts) > 1 and group != 1):
         return None
-    kind = np.float32 if dtype == TensorProto.FLOAT else np.float64
-    inputs = [_difference(emit, x, x_zero, dtype), emit.constant(differences.astype(kind))]
-    if bias:
-        inputs.append(emit.constant(added.astype(kind)))
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {name: attribute(node, name) for name in names if attribute(node, name) is not None}
-    return str(emit("Conv", *inputs, **attributes))
+    attributes = {name: value for name in names if (value := attribute(node, name)) is not None}
+    data, sums = _difference(emit, x, x_zero), []
+    for start, end in parts:
+        one = emit.slice(data, 1, start, end) if len(parts) > 1 else data
+        kernel = emit.constant(differences[:, start:end].astype(np.float32))
+        sums.append(emit.cast(emit("Conv", one, kernel, **attributes), TensorProto.INT32))
+    return _total(emit, sums)
 
 
-def _exact_type(bound: int) -> int | None:
-    if bound > _MAX_INT32:
-        return None
-    return next(dtype for dtype, limit in _EXACT if bound < limit)
+def _parts(sizes: Array) -> list[tuple[int, int]] | None:
+    """Ranges of channels whose sums stay exact, given the most that the weights of each add up to."""
+    parts, start, total = [], 0, 0
+    for channel, size in enumerate(sizes):
+        bound = int(size) * _MAX_DIFFERENCE
+        if bound >= _EXACT:
+            return None
+        if total + bound >= _EXACT:
+            parts.append((start, channel))
+            start, total = channel, 0
+        total += bound
+    parts.append((start, len(sizes)))
+    return parts if len(parts) <= _MAX_PARTS else None
 
 
-def _difference(emit: Emitter, value: str, zero: str, dtype: int) -> str:
-    """A quantized tensor less its zero point, as floating point. A zero point a row (rank 1) is a column's here."""
-    result = emit.cast(value, dtype)
+def _total(emit: Emitter, sums: Sequence[str]) -> str:
+    total = sums[0]
+    for part in sums[1:]:
+        total = emit("Add", total, part)
+    return total
+
+
+def _difference(emit: Emitter, value: str, zero: str) -> str:
+    """A quantized tensor less its zero point, in float32."""
+    result = emit.cast(value, TensorProto.FLOAT)
     constant = emit.graph.constant(zero) if zero else None
     if not zero or (constant is not None and not constant.any()):
         return result
-    return str(emit("Sub", result, emit.cast(zero, dtype)))
+    return str(emit("Sub", result, emit.cast(zero, TensorProto.FLOAT)))
 
 
 def _requantize(emit: Emitter, sums: str, scale: Array, zero: str) -> list[NodeProto] | None:
@@ -132,6 +156,11 @@ def _zero_point(graph: Graph, name: str) -> Array | None:
         return np.zeros(1, np.int64)
     value = graph.constant(name)
     return None if value is None else value.astype(np.int64).reshape(-1)
+
+
+def _is_scalar(graph: Graph, name: str) -> bool:
+    shape = graph.shape(name)
+    return shape is not None and int(np.prod(shape)) == 1
 
 
 def _padded(names: Sequence[str], count: int) -> list[str]:

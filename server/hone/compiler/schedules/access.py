@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import tvm_ffi.structural
 from tvm import ir, sym, tirx
-from tvm.s_tir import Schedule
+from tvm.s_tir import SBlockRealize, Schedule
 
 #: tirx.IterVar's kinds.
 _SPATIAL, _REDUCTION = 0, 2
 
 #: Operations that an arithmetic function of one argument stands for, roughly.
 _CALL_OPERATIONS = {"tirx.exp": 20, "tirx.tanh": 25, "tirx.erf": 30, "tirx.log": 20, "tirx.sigmoid": 22, "tirx.pow": 40}
+
+
+class NotApplicable(Exception):
+    """A schedule is for other functions: an answer, after which the next rule is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block whose loops are plain: one loop an axis, each from zero to a number."""
+    """A block whose loops are plain: one loop an axis, from zero to a number, what is reduced innermost."""
 
     rv: Any
     name: str
@@ -55,13 +59,22 @@ class Block:
     def reduction(self) -> tuple[Loop, ...]:
         return tuple(loop for loop in self.loops if loop.is_reduction)
 
+    def moved(self, schedule: Schedule, shared: int) -> Block:
+        """The block after it was computed at a loop that stands for its first `shared` axes: what is left of it."""
+        rvs = list(schedule.get_loops(self.rv))[-len(self.loops) :]
+        loops = tuple(replace(loop, rv=rv) for loop, rv in zip(self.loops, rvs, strict=True))
+        return replace(self, loops=loops[shared:])
+
     @property
     def points(self) -> int:
         return prod(loop.extent for loop in self.loops)
 
 
 def root_blocks(schedule: Schedule) -> list[Any]:
-    """The blocks of a function in program order."""
+    """The blocks of a function in program order; none where it is not made of blocks under a root."""
+    realize = schedule.mod["main"].body
+    if not isinstance(realize, SBlockRealize) or str(realize.block.name_hint) != "root":
+        return []
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
@@ -72,7 +85,8 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
     variables = list(block.iter_vars)
     if len(loops) != len(variables) or len(block.writes) != 1:
         return None
-    if any(int(variable.iter_type) not in (_SPATIAL, _REDUCTION) for variable in variables):
+    kinds = [int(variable.iter_type) for variable in variables]
+    if kinds != sorted(kinds) or not set(kinds) <= {_SPATIAL, _REDUCTION}:
         return None
     extents = [_extent(schedule.get(loop)) for loop in loops]
     if None in extents:
@@ -81,12 +95,10 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
     analyzer = sym.Analyzer()
     for variable, size in zip(variables, sizes, strict=True):
         analyzer.bind(variable.var, ir.Range(0, size))
-    write = _offset(block.writes[0], analyzer)
+    write = _places(block.writes[0], analyzer)
     # A reduction reads what it writes: that is not a read of its own.
     reads = [
-        (region, _offset(region, analyzer))
-        for region in block.reads
-        if not region.source.same_as(block.writes[0].source)
+        _places(region, analyzer) for region in block.reads if not region.source.same_as(block.writes[0].source)
     ]
     return Block(
         rv=rv,
@@ -97,7 +109,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
                 extent=size,
                 is_reduction=int(variable.iter_type) == _REDUCTION,
                 write=_step(write, variable.var),
-                reads=tuple(_step(offset, variable.var) for _, offset in reads),
+                reads=tuple(_step(places, variable.var) for places in reads),
             )
             for loop, size, variable in zip(loops, sizes, variables, strict=True)
         ),
@@ -113,25 +125,29 @@ def _extent(loop: Any) -> int | None:
     return int(extent)
 
 
-def _offset(region: Any, analyzer: Any) -> Any | None:
-    """The place of the one item that a region names, in items from the buffer's start; None for a true region."""
-    offset: Any = tirx.const(0, "int64")
-    for dim, span in zip(region.source.shape, region.region, strict=True):
-        if not isinstance(dim, tirx.IntImm):
+def _places(region: Any, analyzer: Any) -> list[tuple[Any, int]] | None:
+    """Each index of the one item that a region names, and how far one more of it is; None for a true region."""
+    places: list[tuple[Any, int]] = []
+    stride = 1
+    for dim, span in zip(reversed(region.source.shape), reversed(region.region), strict=True):
+        if not isinstance(dim, tirx.IntImm) or not isinstance(span.extent, tirx.IntImm) or int(span.extent) != 1:
             return None
-        if not (isinstance(span.extent, tirx.IntImm) and int(span.extent) == 1):
-            return None
-        offset = offset * int(dim) + span.min
-    return analyzer.simplify(offset)
+        places.append((analyzer.simplify(span.min), stride))
+        stride *= int(dim)
+    return places
 
 
-def _step(offset: Any | None, variable: Any) -> int | None:
-    if offset is None:
+def _step(places: list[tuple[Any, int]] | None, variable: Any) -> int | None:
+    """How far a step of the variable moves; None where that depends (on data, or on a division that TVM would keep)."""
+    if places is None:
         return None
-    linear = sym.detect_linear_equation(offset, [variable])
-    if len(linear) != 2 or not isinstance(linear[0], tirx.IntImm):
-        return None
-    return int(linear[0])
+    total = 0
+    for index, stride in places:
+        linear = sym.detect_linear_equation(index, [variable])
+        if len(linear) != 2 or not isinstance(linear[0], tirx.IntImm):
+            return None
+        total += int(linear[0]) * stride
+    return total
 
 
 def _operations(body: Any) -> int:

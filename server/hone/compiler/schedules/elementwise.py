@@ -12,11 +12,9 @@ from hone.compiler.schedules.vectors import divisor, lanes_of
 from hone.compiler.target import CpuTarget
 
 
-def schedule_elementwise(
-    schedule: Schedule, block: Block, target: CpuTarget, *, parallel: bool, keep_outer: int = 0
-) -> None:
-    """`keep_outer` loops, shared with other blocks and already scheduled, stay as they are."""
-    loops = _outermost_first(block.loops[keep_outer:])
+def schedule_elementwise(schedule: Schedule, block: Block, target: CpuTarget, *, parallel: bool) -> None:
+    """Only the loops that `block` tells of are touched."""
+    loops = _outermost_first(block.loops)
     if not loops:
         return
     schedule.reorder(*(loop.rv for loop in loops))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule, ScheduleError
 
-from hone.compiler.schedules.access import Block, read_block, root_blocks
+from hone.compiler.schedules.access import Block, NotApplicable, read_block, root_blocks
 from hone.compiler.schedules.elementwise import schedule_elementwise
 from hone.compiler.schedules.inline import inline_producers
 from hone.compiler.schedules.reduction import schedule_reduction
@@ -31,10 +31,6 @@ class Scheduled:
     rule: str
     microseconds: float
     parallel: bool
-
-
-class NotApplicable(Exception):
-    """The rule is for other functions."""
 
 
 def plain_schedule(func: Any, target: CpuTarget) -> Scheduled:

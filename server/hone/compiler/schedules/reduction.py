@@ -9,11 +9,13 @@ from tvm.s_tir import Schedule
 
 from hone.compiler.schedules.access import Block, Loop, read_block
 from hone.compiler.schedules.elementwise import schedule_elementwise
-from hone.compiler.schedules.vectors import divisor, lanes_of
+from hone.compiler.schedules.vectors import divisor, lanes_of, partial_width
 from hone.compiler.target import CpuTarget
 
 #: Independent accumulators: enough to hide the latency of an addition.
 _ACCUMULATORS = 8
+#: Outputs that are reduced together where they make no whole vectors; they stay in the nearest cache.
+_MAX_RUN = 256
 #: Reduction loops up to this many points in all are unrolled (small windows).
 _MAX_UNROLLED = 16
 
@@ -27,12 +29,12 @@ def schedule_reduction(
         schedule_elementwise(schedule, epilogue, target, parallel=parallel)
         return
     lane_loop = next((loop for loop in reversed(block.spatial) if loop.contiguous and loop.extent > 1), None)
-    if lane_loop is not None and lanes_of(lane_loop.extent, target):
+    if lane_loop is not None:
         _over_outputs(schedule, block, lane_loop, epilogue, target, parallel=parallel)
         return
     contiguous = next((loop for loop in reversed(block.reduction) if loop.contiguous_reduction), None)
     partial = split_into_lanes(schedule, block, contiguous, target) if contiguous is not None else None
-    _over_inputs(schedule, block.rv, partial, epilogue, parallel=parallel)
+    _over_inputs(schedule, block, partial, epilogue, parallel=parallel)
 
 
 def split_into_lanes(schedule: Schedule, block: Block, loop: Loop, target: CpuTarget) -> Any | None:
@@ -40,9 +42,8 @@ def split_into_lanes(schedule: Schedule, block: Block, loop: Loop, target: CpuTa
 
     None where no vector divides the loop (LLVM then makes vectors of sums, not of maxima).
     """
-    width = next((target.lanes * n for n in (4, 2, 1) if loop.extent % (target.lanes * n) == 0), 0)
-    width = width or divisor(loop.extent, 2 * target.lanes)
-    if width < 4 or width == loop.extent:
+    width = partial_width(loop.extent, target)
+    if not width:
         return None
     _, lanes = schedule.split(loop.rv, [None, width])
     return schedule.rfactor(lanes, factor_axis=len(block.spatial))
@@ -54,9 +55,12 @@ def _over_outputs(
     """Lanes are neighbouring outputs: a tile of outputs stays in registers while everything is reduced into it."""
     at = block.spatial.index(lane_loop)
     lanes = lanes_of(lane_loop.extent, target)
-    vectors = divisor(lane_loop.extent // lanes, 4)
+    explicit = bool(lanes)
+    # Where no vector fits, a run of outputs is reduced together and LLVM makes vectors, with a tail.
+    lanes = lanes or divisor(lane_loop.extent, _MAX_RUN)
+    vectors = divisor(lane_loop.extent // lanes, 4) if explicit else 1
     rows_at = _rows_to_tile(block, at)
-    rows = divisor(block.spatial[rows_at].extent, _ACCUMULATORS // vectors) if rows_at is not None else 1
+    rows = divisor(block.spatial[rows_at].extent, _ACCUMULATORS // vectors) if rows_at is not None and explicit else 1
     out = epilogue.rv if epilogue is not None else schedule.cache_write(block.rv, 0, "local")
     loops = list(schedule.get_loops(out))
     tile_v, vector_loop, lane = schedule.split(loops[at], [None, vectors, lanes])
@@ -72,7 +76,7 @@ def _over_outputs(
     if parallel:
         tile_v = schedule.fuse(*outer, tile_v)
         schedule.parallel(tile_v)
-    _finish_tile(schedule, tile)
+    _finish_tile(schedule, tile, explicit)
 
     schedule.compute_at(block.rv, tile_v, preserve_unit_loops=True)
     num_reduction = len(block.reduction)
@@ -86,12 +90,12 @@ def _over_outputs(
         tile.insert(0, spatial[rows_at])
     rest = [loop for i, loop in enumerate(spatial) if i != at and not (i == rows_at and rows > 1)]
     schedule.reorder(*rest, *reduction, *tile)
-    _finish_tile(schedule, tile)
+    _finish_tile(schedule, tile, explicit)
     if prod(loop.extent for loop in block.reduction) <= _MAX_UNROLLED:
         for loop in reduction:
             schedule.unroll(loop)
     init = schedule.decompose_reduction(block.rv, reduction[0])
-    _finish_tile(schedule, list(schedule.get_loops(init))[-len(tile) :])
+    _finish_tile(schedule, list(schedule.get_loops(init))[-len(tile) :], explicit)
     if epilogue is not None:
         schedule.set_scope(block.rv, 0, "local")
 
@@ -105,23 +109,26 @@ def _rows_to_tile(block: Block, lanes_at: int) -> int | None:
     return others[-1][0] if others else None
 
 
-def _finish_tile(schedule: Schedule, tile: list[Any]) -> None:
+def _finish_tile(schedule: Schedule, tile: list[Any], explicit: bool) -> None:
     for loop in tile[:-1]:
         schedule.unroll(loop)
-    schedule.vectorize(tile[-1])
+    if explicit:
+        schedule.vectorize(tile[-1])
 
 
-def _over_inputs(schedule: Schedule, block: Any, partial: Any | None, epilogue: Block | None, *, parallel: bool) -> None:
+def _over_inputs(
+    schedule: Schedule, block: Block, partial: Any | None, epilogue: Block | None, *, parallel: bool
+) -> None:
     """Outputs one by one: what each sums lies together (then `partial` has its lanes), or lies apart."""
-    out = epilogue.rv if epilogue is not None else block
-    known = read_block(schedule, out)
-    spatial = [loop.rv for loop in known.spatial] if known is not None else []
+    out = epilogue.rv if epilogue is not None else block.rv
+    # Spatial loops come first; a block that was split into lanes still has all of them.
+    spatial = list(schedule.get_loops(out))[: len(block.spatial)]
     if spatial:
         row = schedule.fuse(*spatial)
         if parallel:
             schedule.parallel(row)
         if epilogue is not None:
-            schedule.compute_at(block, row, preserve_unit_loops=True)
+            schedule.compute_at(block.rv, row, preserve_unit_loops=True)
         if partial is not None:
             schedule.compute_at(partial, row, preserve_unit_loops=True)
     if partial is not None:

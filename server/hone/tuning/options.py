@@ -1,0 +1,45 @@
+"""How a server is told to tune."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hone.tuning.budget import Budget
+from hone.tuning.child import WORKER_COMMAND
+from hone.tuning.settings import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class TunerOptions:
+    """Settings of the whole server; a model's own are in its configuration."""
+
+    mode: Mode = "on"
+    budget: Budget = field(default_factory=Budget)
+    margin: float = 0.03
+    """How much faster than the baseline is worth a promotion."""
+    run_threads: int = 1
+    """Threads that serving's engines use, and so the measured ones."""
+    kernels_cache: Path = Path("kernels_cache")
+    cannot_build: str = ""
+    """Why nothing can be compiled here (no C++ compiler); what is in the cache is used all the same."""
+    frequent_interval_seconds: float = 30.0
+    """Seconds between two looks for signatures that have become frequent."""
+    idle_seconds: float = 10.0
+    """Serving rests when nothing ran for so long."""
+    remeasure_seconds: float = 60.0
+    """Until a provisional verdict is measured again, when serving rests; doubled each time."""
+    cache_bytes: int = 32 << 20
+    """Of the processor's last cache: measured inputs rotate through more."""
+    command: Sequence[str] = WORKER_COMMAND
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device that models run on: its own name, its key's digest, and the key's fields for the child."""
+
+    name: str
+    key: str
+    fields: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,217 @@
+"""What serves: promotions, the watch over them, roll-backs, and who is kept out afterwards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hone.tuning.book import Book
+from hone.tuning.planner import Memory
+from hone.tuning.ports import EngineLoader, Promotion, Specialization, VersionRef
+from hone.tuning.probation import Death, Probation
+from hone.tuning.promote import Refused, prepare
+from hone.tuning.record import Bucket, Record
+from hone.tuning.signatures import Signature
+from hone.tuning.watch import Incident, Watch, Watched
+
+_log = logging.getLogger(__name__)
+
+#: Causes that keep an artifact out the first time; slowness and unexplained deaths do so the second time.
+_AT_ONCE = frozenset({"error", "outputs", "fault"})
+
+
+class Quarantine(Protocol):
+    """The part of the kernels cache that keeps artifacts out, on one kind of device (`scope`)."""
+
+    def quarantine(self, digest: str, scope: str, reason: str, cause: str = "quarantine") -> Any: ...
+
+    def strike(self, digest: str, scope: str, cause: str, reason: str, *, limit: int = 2) -> Any:
+        """A record whose `reason` is None while the artifact may still serve."""
+
+
+class Promoter:
+    """Belongs to the tuner's thread."""
+
+    def __init__(
+        self,
+        book: Book,
+        promotion: Promotion,
+        *,
+        memories: Mapping[str, Memory],
+        quarantine: Quarantine,
+        load: EngineLoader,
+        watch: Watch,
+        probation: Probation,
+        remeasure_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._book = book
+        self._promotion = promotion
+        self._memories = memories
+        self._quarantine = quarantine
+        self._load = load
+        self._watch = watch
+        self._probation = probation
+        self._remeasure_seconds = remeasure_seconds
+        self._clock = clock
+
+    # --- into service
+
+    def promote(self, ref: VersionRef) -> None:
+        """Load and warm all that passed and does not serve yet; then make it current in one step."""
+        record = self._book.records.get(ref)
+        if record is None or record.held:
+            return
+        waiting = [b for b in record.buckets.values() if b.outcome == "passed" and not b.generation]
+        if not waiting:
+            return
+        began = self._clock()
+        with self._promotion.lease(ref) as held:
+            ready = self._prepared(record, waiting) if held else []
+        if ready:
+            for one in ready:
+                self._probation.begin(one.artifact, one.device)
+            swapping = self._clock()
+            generations = self._promotion.promote(ref, ready)
+            self._book.counters.swap_seconds += self._clock() - swapping
+            if generations is None:  # unloaded or reloaded meanwhile: nobody took the engines
+                for one in ready:
+                    self._probation.end(one.artifact, one.device)
+                    one.engine.close()
+            else:
+                self._promoted(record, ready, generations)
+        self._book.counters.promote_seconds += self._clock() - began
+
+    def _prepared(self, record: Record, waiting: Sequence[Bucket]) -> list[Specialization]:
+        ready = []
+        samples = list(record.version.samples())
+        for bucket in waiting:
+            known = self._memories[bucket.device].recall(bucket.digest)
+            told = known.entry.manifest.get("inputs") if known.entry is not None else None
+            made = prepare(bucket, told, record.version, record.tuning, samples, self._load)
+            if isinstance(made, Specialization):
+                ready.append(made)
+            else:
+                self._refuse(record, bucket, made)
+        return ready
+
+    def _refuse(self, record: Record, bucket: Bucket, refused: Refused) -> None:
+        bucket.outcome, bucket.reason = "failed", refused.reason
+        if refused.wrong and self._keep_out(bucket.digest, bucket.device, "outputs", refused.reason):
+            bucket.outcome = "quarantined"
+        self._book.note(record, bucket.outcome, signature=bucket.signature.text, reason=refused.reason)
+
+    def _promoted(
+        self, record: Record, ready: Sequence[Specialization], generations: Mapping[tuple[str, Signature], int]
+    ) -> None:
+        version, tuning = record.version, record.tuning
+        for one in ready:
+            bucket = record.buckets[one.device, one.signature]
+            bucket.generation = generations[one.device, one.signature]
+            bucket.reason = ""
+            self._book.counters.num_promotions += 1
+            self._book.note(
+                record,
+                "promoted",
+                signature=one.signature.text,
+                generation=bucket.generation,
+                speedup=bucket.verdict.get("speedup"),
+            )
+            self._watch.begin(
+                Watched(
+                    version.ref,
+                    bucket.generation,
+                    one.signature,
+                    one.device,
+                    one.artifact,
+                    version.baseline,
+                    one.engine,
+                    tuning.precision,
+                    tuning.tolerance,
+                    version.max_batch_size > 0,
+                )
+            )
+            if bucket.provisional:
+                record.remeasure_at = self._clock() + self._remeasure_seconds
+
+    # --- out of service
+
+    def roll_back(self, record: Record, bucket: Bucket, reason: str, cause: str) -> None:
+        """Return a bucket to what served before; nothing is held against its artifact."""
+        generation, bucket.generation = bucket.generation, 0
+        self._promotion.roll_back(record.version.ref, generation)
+        self._forget(record.version.ref, generation)
+        self._book.counters.num_rollbacks[cause] += 1
+        self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
+
+    def roll_back_all(self, record: Record, reason: str) -> None:
+        for bucket in record.buckets.values():
+            if bucket.generation:
+                self.roll_back(record, bucket, reason, "request")
+
+    def forget(self, ref: VersionRef) -> None:
+        """The version is gone, and its generations with it."""
+        self._forget(ref, None)
+
+    def _forget(self, ref: VersionRef, generation: int | None) -> None:
+        for watched in self._watch.end(ref, generation):
+            self._probation.end(watched.artifact, watched.device)
+
+    # --- the watch
+
+    def follow_watch(self, *, idle: bool) -> None:
+        incidents, passed = self._watch.step(idle=idle)
+        for incident in incidents:
+            self._handle(incident)
+        for watched in passed:
+            self._probation.end(watched.artifact, watched.device)
+
+    def _handle(self, incident: Incident) -> None:
+        """The generation was rolled back already; see to it that it does not come back, and tell."""
+        watched = incident.watched
+        self._book.counters.num_rollbacks[incident.cause] += 1
+        self._probation.end(watched.artifact, watched.device)
+        out = self._keep_out(watched.artifact, watched.device, incident.cause, incident.reason)
+        _log.warning(
+            "%s %s: rolled back to what served before: %s",
+            watched.ref.model,
+            watched.signature.text,
+            incident.reason,
+            extra={"model": watched.ref.model},
+        )
+        record = self._book.records.get(watched.ref)
+        for bucket in record.served_by(watched.generation) if record is not None else ():
+            assert record is not None
+            bucket.generation = 0
+            bucket.outcome, bucket.reason = "quarantined" if out else "refused", incident.reason
+            told = {"signature": bucket.signature.text, "reason": incident.reason}
+            self._book.note(record, "rolled_back", generation=watched.generation, **told)
+            if out:
+                self._book.note(record, "quarantined", **told)
+            record.settle()
+            self._book.tell(record)
+
+    # --- who is kept out
+
+    def blame(self, deaths: Sequence[Death]) -> None:
+        """Hold the deaths of servers against what they had on probation."""
+        for death in deaths:
+            for artifact, device in death.artifacts:
+                if death.fault:
+                    reason = f"a server died of a fault while it was on probation: {death.fault}"
+                    self._keep_out(artifact, device, "fault", reason)
+                else:
+                    reason = "two servers died, unexplained, while it was on probation"
+                    self._keep_out(artifact, device, "death", reason)
+
+    def _keep_out(self, artifact: str, device: str, cause: str, reason: str) -> bool:
+        """Whether the artifact is kept out from now on."""
+        if cause in _AT_ONCE:
+            self._quarantine.quarantine(artifact, device, reason, cause)
+            out = True
+        else:
+            out = self._quarantine.strike(artifact, device, cause, reason).reason is not None
+        self._book.counters.num_quarantines += out
+        return out

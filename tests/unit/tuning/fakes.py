@@ -1,0 +1,224 @@
+"""Serving and the cache as the tuner sees them, in memory; children are real processes that follow a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hone.errors import EngineError
+from hone.kernels import Entry
+from hone.tuning.budget import Budget
+from hone.tuning.inputs import Domain
+from hone.tuning.options import Device, TunerOptions
+from hone.tuning.ports import Specialization, TunableVersion, VersionRef
+from hone.tuning.probation import Probation
+from hone.tuning.signatures import Signature, Traffic
+from hone.tuning.tuner import Tuner
+from hone.tuning.verdicts import Recalled
+from hone.tuning.watch import Watch, WatchOptions
+from hone.types import TensorSpec
+
+SCRIPT = (sys.executable, str(Path(__file__).parents[2] / "process" / "tuning_script.py"))
+PASS = {"outcome": "passed"}
+
+
+class Engine:
+    """OUT = factor * IN; `broken` makes runs fail."""
+
+    def __init__(self, factor: float = 2.0, shape: tuple[int, ...] = (-1, 4), kind: str = "fake") -> None:
+        self.kind = kind
+        self.factor = factor
+        self.inputs = (TensorSpec("IN", "FP32", shape),)
+        self.outputs = (TensorSpec("OUT", "FP32", shape),)
+        self.initializers: tuple[TensorSpec, ...] = ()
+        self.broken = False
+        self.num_runs = 0
+        self.closed = False
+
+    def instantiate(self) -> Engine:
+        return self
+
+    def run(self, inputs, outputs):
+        assert not self.closed
+        self.num_runs += 1
+        if self.broken:
+            raise EngineError("told to fail")
+        return [np.asarray(inputs["IN"] * np.float32(self.factor)) for _ in outputs]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Serving:
+    """`ServedModels` and `Promotion` together: what is loaded, and which generation runs a signature."""
+
+    def __init__(self) -> None:
+        self.versions: dict[VersionRef, TunableVersion] = {}
+        self.routes: dict[tuple[VersionRef, str, Signature], list[tuple[int, Specialization]]] = {}
+        self.swaps: list[list[str]] = []
+        self._next = 1
+
+    def tunable(self) -> Sequence[TunableVersion]:
+        return list(self.versions.values())
+
+    def promote(self, ref: VersionRef, specializations: Sequence[Specialization]) -> Mapping[Any, int] | None:
+        if ref not in self.versions:
+            return None
+        generations = {}
+        for one in specializations:
+            stack = self.routes.setdefault((ref, one.device, one.signature), [])
+            stack.append((self._next, one))
+            generations[one.device, one.signature] = self._next
+            self._next += 1
+        self.swaps.append([one.signature.text for one in specializations])
+        return generations
+
+    def roll_back(self, ref: VersionRef, generation: int) -> bool:
+        for stack in self.routes.values():
+            if stack and stack[-1][0] == generation:
+                stack.pop()
+                return True
+        return False
+
+    @contextmanager
+    def lease(self, ref: VersionRef, generation: int = 0):
+        yield ref in self.versions
+
+    # --- for tests
+
+    def load(self, path: Path, model: str = "m", version: int = 1, graph: str = "g1", **fields) -> VersionRef:
+        ref = VersionRef(model, version, graph)
+        fields.setdefault("baseline", Engine())
+        fields.setdefault("max_batch_size", 4)
+        self.versions[ref] = TunableVersion(ref, path, **fields)
+        return ref
+
+    def unload(self, ref: VersionRef) -> None:
+        self.versions.pop(ref).baseline.close()
+        for key in [key for key in self.routes if key[0] == ref]:
+            del self.routes[key]
+
+    def running(self, device: str = "cpu") -> dict[str, int]:
+        """Signature -> generation, of those that run tuned."""
+        return {key[2].text: stack[-1][0] for key, stack in self.routes.items() if stack and key[1] == device}
+
+
+class Cache:
+    """Memory and quarantine of one kind of device. What a child 'publishes' is put in by `answer`."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Recalled] = {}
+        self.out: dict[str, str] = {}
+        self.strikes: dict[tuple[str, str], int] = {}
+        self.recalls: list[str] = []
+
+    def recall(self, digest: str) -> Recalled:
+        self.recalls.append(digest)
+        if digest in self.out:
+            return Recalled("quarantined", self.out[digest])
+        return self.known.get(digest, Recalled("absent"))
+
+    def quarantine(self, digest, scope, reason, cause="quarantine"):
+        self.out[digest] = reason
+
+    def strike(self, digest, scope, cause, reason, *, limit=2):
+        self.strikes[digest, cause] = self.strikes.get((digest, cause), 0) + 1
+        if self.strikes[digest, cause] >= limit:
+            self.out[digest] = reason
+        return SimpleNamespace(reason=self.out.get(digest))
+
+    def put(self, digest: str, state: str = "passed", verdict: Mapping[str, Any] | None = None) -> None:
+        domain = {"IN": Domain("FP32", (1, 4), -1, 1).to_json()}
+        entry = Entry("artifacts", "cpu", digest, Path(), {}, {"inputs": domain}, "", 0, state == "passed", 0)
+        self.known[digest] = Recalled(state, "", verdict or {"speedup": 2.0}, entry)  # type: ignore[arg-type]
+
+
+class Rig:
+    """A tuner with all its neighbours. `clock` moves only when told, unless `real_clock`."""
+
+    def __init__(self, folder: Path, *, kinds: Sequence[tuple[str, str]] = (("cpu:0", "cpu"),), **options) -> None:
+        self.folder = folder
+        self.serving = Serving()
+        self.cache = Cache()
+        self.traffic = Traffic()
+        self.engines: dict[str, Engine] = {}
+        self.make_engine: Callable[[str], Engine] = lambda digest: Engine(kind="tvm")
+        self.now = 1000.0
+        self.heard: list[dict[str, Any]] = []
+        self.probation = Probation(folder / "probation")
+        self.activity = SimpleNamespace(value=None)
+        options.setdefault("budget", Budget(pause=False, silence_seconds=60.0, seconds=60.0))
+        options.setdefault("command", SCRIPT)
+        self.options = TunerOptions(**options)
+        self.watch = Watch(
+            self.serving, options=WatchOptions(sample_interval_seconds=0.0), clock=lambda: self.now
+        )
+        self.tuner = Tuner(
+            self.serving,
+            self.serving,
+            devices=[Device(name, key) for name, key in kinds],
+            memories={key: self.cache for _, key in kinds},
+            quarantine=self.cache,
+            key_of=lambda version, tuning, signature, device: self.key(
+                version.ref, signature.text, device, tuning.precision
+            ),
+            load=self._load,
+            watch=self.watch,
+            probation=self.probation,
+            traffic=self.traffic,
+            options=self.options,
+            listener=self._hear,
+            clock=lambda: self.now,
+            utc=lambda: "now",
+            num_cores=2,
+        )
+
+    @staticmethod
+    def key(ref: VersionRef, signature: str, device: str = "cpu", precision: str = "f32") -> str:
+        return f"{ref.graph}/{signature}/{device}/{precision}"
+
+    def _load(self, artifact: str, version: TunableVersion) -> Engine:
+        made = self.engines[artifact] = self.make_engine(artifact)
+        return made
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self.heard.append(event)
+        if event["event"] == "specialized" and event["outcome"] == "passed":
+            # What the child says it published is in the cache.
+            record = self.tuner._book.at((event["model"], 1))
+            assert record is not None
+
+    def model(self, script: Mapping[str, Any], name: str = "m", **fields) -> VersionRef:
+        """Load a model whose child follows the script; what passes is in the cache by then."""
+        path = self.folder / f"{name}.onnx"
+        Path(f"{path}.script.json").write_text(json.dumps(script), encoding="utf-8")
+        return self.serving.load(path, name, **fields)
+
+    def children(self, name: str = "m") -> list[list[list[str]]]:
+        """The tasks (digest, mode) of each child that was started for the model."""
+        path = self.folder / f"{name}.onnx.children"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+    def run(self) -> None:
+        """Steps until there is nothing to do."""
+        while self.tuner.step():
+            pass
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def status(self, name: str = "m", version: str = "") -> dict[str, Any]:
+        return self.tuner.status(name, version)
+
+    def buckets(self, name: str = "m") -> dict[str, dict[str, Any]]:
+        return {bucket["signature"]: bucket for bucket in self.status(name)["buckets"]}
+
+    def events(self, name: str = "m") -> list[str]:
+        return [line["event"] for line in self.status(name)["history"]]
