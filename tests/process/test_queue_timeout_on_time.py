@@ -10,7 +10,7 @@ from tests import models
 from tests.process.support import EVERYTHING, ROW, num_failed, num_waiting
 from tests.running import RunningServer, run_server, wait_until
 
-ITERATIONS = 1_500_000
+ITERATIONS = 800_000
 
 
 def policy(text: str) -> str:

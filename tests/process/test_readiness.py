@@ -41,6 +41,22 @@ def test_strict_by_default(repository: Path) -> None:
         assert health(server) == (200, 200)
 
 
+def test_a_model_that_is_half_up(repository: Path) -> None:
+    """One of two versions failed at the first load: nothing served before, so this is no roll-out gone wrong."""
+    models.write_model(repository, "m", models.identity(), config="version_policy { all { } }")
+    models.write_model(repository, "m", b"garbage", version=2)
+    with run_server(repository, *EVERYTHING, ready=False) as server:
+        started(server)
+        assert server.get("/v2/models/m/versions/1/ready")[0] == 200
+        assert health(server) == (200, 503)
+        models.write_model(repository, "m", models.identity(), version=2)
+        assert server.post("/v2/repository/models/m/load")[0] == 200
+        assert health(server) == (200, 200)
+        models.write_model(repository, "m", b"garbage", version=3)
+        assert server.post("/v2/repository/models/m/load")[0] == 400
+        assert health(server) == (200, 200), "now it served before, and goes on"
+
+
 def test_not_strict(repository: Path) -> None:
     models.write_model(repository, "good", models.identity())
     models.write_model(repository, "bad", b"garbage")

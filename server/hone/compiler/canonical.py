@@ -28,15 +28,13 @@ def digest_tensor(array: Array) -> str:
 
 
 def canonicalize(graph: Graph) -> dict[str, str]:
-    """Order the nodes by need, rename values to `i0…` (inputs), `w0…` (weights), `c0…` and `v0…`. Gives old -> new.
+    """Rename values to `i0…` (inputs), `w0…` (weights), `c0…` and `v0…`. Gives old -> new.
 
     Outputs keep their names out of the graph: the model's outputs become values as any other, in the same order. The
     graph must hold no subgraphs.
     """
-    nodes = list(graph.nodes)
-    if any(subgraphs(node) for node in nodes):
+    if any(subgraphs(node) for node in graph.nodes):
         raise ValueError("a graph with subgraphs has no canonical form")
-    ordered = _in_need_order(nodes, [value.name for value in graph.model.graph.output])
     constants = {tensor.name: tensor for tensor in graph.model.graph.initializer}
     names = {name: f"i{number}" for number, name in enumerate(graph.input_names)}
     counts = {"w": 0, "c": 0, "v": 0}
@@ -49,7 +47,7 @@ def canonicalize(graph: Graph) -> dict[str, str]:
         return names.get(old, "")
 
     renamed = []
-    for node in ordered:
+    for node in graph.nodes:  # ordered by need, as always
         inputs = [name_of(name) for name in node.input]
         outputs = [name_of(name) for name in node.output]
         copy = helper.make_node(node.op_type, inputs, outputs, domain=node.domain)
@@ -101,25 +99,6 @@ def _described(node: NodeProto) -> list[object]:
             described = item.SerializeToString(deterministic=True).hex()
         attributes.append([item.name, described])
     return [node.domain, node.op_type, list(node.input), list(node.output), attributes]
-
-
-def _in_need_order(nodes: list[NodeProto], outputs: list[str]) -> list[NodeProto]:
-    """Nodes that the outputs need, each after those that make its inputs, the first output's first."""
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    ordered: list[NodeProto] = []
-    done: set[int] = set()
-    pending: list[tuple[int, bool]] = [(makers[name], False) for name in reversed(outputs) if name in makers]
-    while pending:
-        index, inputs_done = pending.pop()
-        if index in done:
-            continue
-        if inputs_done:
-            done.add(index)
-            ordered.append(nodes[index])
-            continue
-        pending.append((index, True))
-        pending.extend((makers[name], False) for name in reversed(nodes[index].input) if name in makers)
-    return ordered
 
 
 def _renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:

@@ -72,18 +72,27 @@ def outer_names(graph: GraphProto) -> set[str]:
 
 
 def ancestors(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[NodeProto]:
-    """Nodes that are needed to make these values, in their order."""
+    """Nodes that are needed to make these values, each after those that make its inputs, the first value's first.
+
+    The order depends on what is computed alone, not on the order that the nodes are listed in.
+    """
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    pending = [makers[name] for name in names if name in makers]
-    found: set[int] = set()
+    ordered: list[NodeProto] = []
+    done: set[int] = set()
+    pending = [(makers[name], False) for name in reversed(list(names)) if name in makers]
     while pending:
-        index = pending.pop()
-        if index in found:
+        index, inputs_done = pending.pop()
+        if index in done:
             continue
-        found.add(index)
-        used = set(nodes[index].input).union(*(outer_names(inner) for inner in subgraphs(nodes[index])))
-        pending.extend(makers[name] for name in used if name in makers)
-    return [nodes[index] for index in sorted(found)]
+        if inputs_done:
+            done.add(index)
+            ordered.append(nodes[index])
+            continue
+        node = nodes[index]
+        used = [*node.input, *(name for inner in subgraphs(node) for name in sorted(outer_names(inner)))]
+        pending.append((index, True))
+        pending.extend((makers[name], False) for name in reversed(used) if name in makers)
+    return ordered
 
 
 class Graph:
@@ -180,13 +189,12 @@ class Graph:
         _keep(graph.initializer, lambda tensor: tensor.name not in detached)
 
     def _drop_unused(self) -> None:
-        """Forget nodes that no output needs, and weights and constants that no node does."""
+        """Order the nodes by need; forget those that no output needs, and constants that no node does."""
         graph = self.model.graph
         needed = ancestors(graph.node, [value.name for value in graph.output])
-        if len(needed) != len(graph.node):
-            needed = [NodeProto.FromString(node.SerializeToString()) for node in needed]
-            del graph.node[:]
-            graph.node.extend(needed)
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in needed]
+        del graph.node[:]
+        graph.node.extend(copies)
         used = outer_names(GraphProto(node=graph.node, output=graph.output))
         self.weights = {name: array for name, array in self.weights.items() if name in used}
         _keep(graph.input, lambda value: value.name in self.input_names or value.name in self.weights)

@@ -17,6 +17,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnx
 import onnx.inliner
+import onnx.shape_inference
 import onnx.version_converter
 import onnxruntime as ort
 from onnx import ModelProto, helper
@@ -84,6 +85,7 @@ def simplify(graph: Graph, *, with_weights: bool) -> None:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 1
+    options.use_per_session_threads = False  # where the process has a shared pool, sessions of their own are refused
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="hone-import-") as folder:
         source, optimized = Path(folder) / "source.onnx", Path(folder) / "optimized.onnx"
@@ -125,7 +127,9 @@ def inline_functions(graph: Graph, operators: set[str]) -> bool:
     if not wanted:
         return False
     try:
-        model = onnx.inliner.inline_selected_functions(graph.model, sorted(set(wanted)), inline_schema_functions=True)
+        # Some definitions depend on the types of values inside the graph.
+        typed = onnx.shape_inference.infer_shapes(graph.model, data_prop=True)
+        model = onnx.inliner.inline_selected_functions(typed, sorted(set(wanted)), inline_schema_functions=True)
     except Exception as problem:
         raise CannotSimplify(f"functions cannot be inlined: {first_line(problem)}") from problem
     if [node.op_type for node in model.graph.node] == [node.op_type for node in graph.nodes]:

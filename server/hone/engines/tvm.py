@@ -97,12 +97,13 @@ class TvmEngine:
         """
         told = ArtifactManifest.from_fields(manifest)
         library = _load_library(folder / MODULE_FILE)
+        code = _machine_code(library)
         for digest in told.kernels:
             path = kernels.get(digest)
             if path is None:
                 raise EngineError(f"kernel {digest} of the artifact is not in the cache")
-            library.import_module(_load_library(path))
-        weights = _pack(told, library, model, constants, packed)
+            code.import_module(_load_library(path))
+        weights = _pack(told, library, model, constants, packed, runtime)
         return cls(told, library, runtime, weights)
 
     def instantiate(self) -> TvmInstance:
@@ -184,7 +185,7 @@ class TvmInstance:
         return self._argument_of(at, array)
 
     def _argument_of(self, at: int, array: Array) -> Any:
-        tensor = tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))  # type: ignore[call-arg]
+        tensor = tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))
         if tensor.data_ptr() % ALIGNMENT == 0 and array.flags.c_contiguous:
             return tensor
         place = self._aligned.get(at)
@@ -212,7 +213,12 @@ def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
 
 
 def _pack(
-    manifest: ArtifactManifest, library: Any, model: Path, constants: ConstantsSource, packed: PackedWeights
+    manifest: ArtifactManifest,
+    library: Any,
+    model: Path,
+    constants: ConstantsSource,
+    packed: PackedWeights,
+    runtime: TvmRuntime,
 ) -> list[_Weight]:
     """Weights as `main` takes them: those that another engine has, else made from their sources."""
     known = packed.get(manifest.packed)
@@ -222,13 +228,13 @@ def _pack(
     machine = _virtual_machine(library)
     try:
         # Bundled: the function takes one tuple, in which its own tuple of parameters lies.
-        results = list(machine["main_transform_params"]([[_weight_tensor(array) for array in arrays]]))
+        results = list(machine["main_transform_params"]([[_tensor_of(array, runtime) for array in arrays]]))
     except Exception as problem:
         raise EngineError(f"tvm: weights could not be packed: {_first_line(problem)}") from problem
     if len(results) != len(manifest.packed):
         raise EngineError(f"the artifact packs {len(results)} weights, its manifest tells {len(manifest.packed)}")
     return [
-        packed.share(key, _Weight(_owned(tensor, arrays))) for key, tensor in zip(manifest.packed, results, strict=True)
+        packed.share(key, _Weight(_owned(tensor, arrays, runtime))) for key, tensor in zip(manifest.packed, results, strict=True)
     ]
 
 
@@ -260,25 +266,26 @@ def _read_parameters(sources: Sequence[ParameterSource], model: Path, constants:
     return arrays
 
 
-def _weight_tensor(array: Array) -> Any:
-    """A tensor with the weight, at an aligned address; its own copy unless the file's happens to be one."""
-    if array.ctypes.data % ALIGNMENT:
-        place = aligned_empty(array.shape, array.dtype)
-        np.copyto(place, array)
-        array = place
-    return tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))  # type: ignore[call-arg]
-
-
-def _owned(tensor: Any, sources: Sequence[Array]) -> Any:
-    """The tensor, copied where it is a source that lies in the model's file: the mapping must be able to go."""
+def _owned(tensor: Any, sources: Sequence[Array], runtime: TvmRuntime) -> Any:
+    """The tensor, copied where it lies in a source: that may be the model's file, whose mapping must be able to go."""
     first, last = _range_of(tensor)
     for array in sources:
         start = array.ctypes.data
         if first < start + array.nbytes and start < last:
-            place = aligned_empty(array.shape, array.dtype)
-            np.copyto(place, array)
-            return tvm_ffi.from_dlpack(place)
+            return _tensor_of(_to_numpy(tensor, runtime), runtime, copy=True)
     return tensor
+
+
+def _tensor_of(array: Array, runtime: TvmRuntime, *, copy: bool = False) -> Any:
+    """A tensor over the array, or over a copy at an aligned address where it lies elsewhere (or `copy` asks for it)."""
+    if copy or array.ctypes.data % ALIGNMENT:
+        place = aligned_empty(array.shape, array.dtype)
+        np.copyto(place, array)
+        array = place
+    if array.dtype == _BFLOAT16:
+        bits = tvm_ffi.from_dlpack(array.view(np.uint16).__dlpack__(max_version=_DLPACK))
+        return runtime.view(bits, tvm_ffi.Shape(array.shape), tvm_ffi.dtype("bfloat16"), 0)
+    return tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))
 
 
 def _virtual_machine(library: Any) -> Any:
@@ -297,6 +304,14 @@ def _load_library(path: Path) -> Any:
         raise EngineError(
             f"tvm: {path.name} does not load: {_first_line(problem).replace(str(path), path.name)}"
         ) from (problem)
+
+
+def _machine_code(executable: Any) -> Any:
+    """The module whose calls kernels answer: compiled code looks for functions in its own module's imports."""
+    code = [module for module in executable.imports if module.kind == "library"]
+    if len(code) != 1:
+        raise EngineError(f"the artifact's executable has {len(code)} libraries of code, expected one")
+    return code[0]
 
 
 def _range_of(tensor: Any) -> tuple[int, int]:

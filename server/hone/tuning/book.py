@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hone.errors import ModelNotFound
+from hone.specialization import VersionRef
 from hone.tuning.jobs import Task
-from hone.tuning.ports import VersionRef
 from hone.tuning.record import Record
 
 Place = tuple[str, int]

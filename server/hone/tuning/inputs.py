@@ -98,11 +98,12 @@ def narrower(domains: Domains) -> list[dict[str, Domain]]:
 
 
 def pad_rows(arrays: Mapping[str, Array], num_rows: int) -> dict[str, Array]:
-    """The same rows with zeros behind them, `num_rows` in all: how a smaller batch runs in a larger bucket."""
+    """The same rows with the last one repeated behind them, `num_rows` in all: how serving fills a larger batch."""
     padded = {}
     for name, array in arrays.items():
-        larger = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+        larger = np.empty((num_rows, *array.shape[1:]), array.dtype)
         larger[: array.shape[0]] = array
+        larger[array.shape[0] :] = array[-1]
         padded[name] = larger
     return padded
 

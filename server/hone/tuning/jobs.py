@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hone.tuning.ports import VersionRef
-from hone.tuning.signatures import Signature
+from hone.specialization import Signature, VersionRef
 
 Mode = Literal["build", "gate"]
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer
@@ -15,7 +16,7 @@ from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import Job, Task
 from hone.tuning.making import Making
 from hone.tuning.options import TunerOptions
-from hone.tuning.ports import Promotion, TunableVersion, VersionRef
+from hone.tuning.ports import Promotion, TunableVersion
 from hone.tuning.promoter import Promoter
 from hone.tuning.record import Record
 

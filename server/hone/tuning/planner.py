@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from hone.specialization import Signature, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.jobs import Job, Mode, Task
 from hone.tuning.options import TunerOptions
-from hone.tuning.ports import TunableVersion, VersionRef
+from hone.tuning.ports import TunableVersion
 from hone.tuning.record import Bucket, Record
 from hone.tuning.settings import ModelTuning, model_tuning
-from hone.tuning.signatures import Signature, Traffic, wanted_signatures
+from hone.tuning.signatures import Traffic, wanted_signatures
 from hone.tuning.verdicts import Recalled
 
 KeyOf = Callable[[TunableVersion, ModelTuning, Signature, str], str]

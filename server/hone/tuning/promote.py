@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hone.errors import HoneError
+from hone.specialization import Specialization
 from hone.tuning.gate import check_outputs
 from hone.tuning.inputs import Domain, InputSet, draw
-from hone.tuning.ports import EngineLoader, Specialization, TunableVersion
+from hone.tuning.ports import EngineLoader, TunableVersion
 from hone.tuning.record import Bucket
 from hone.tuning.samples import repeated_rows
 from hone.tuning.settings import ModelTuning
@@ -47,7 +48,7 @@ def prepare(
     if inputs is None:
         return Refused("there are no inputs to check its outputs with; give model_warmup data")
     try:
-        engine = load(bucket.digest, version)
+        engine = load(bucket.digest, bucket.device, version)
     except HoneError as problem:
         return Refused(f"it could not be loaded: {problem}")
     refused = _check(engine, inputs, version, tuning)
@@ -58,7 +59,6 @@ def prepare(
     min_rows = bucket.verdict.get("min_rows")
     rows = bucket.signature.rows if version.max_batch_size > 0 else 0
     return Specialization(
-        bucket.device,
         bucket.signature,
         engine,
         bucket.digest,

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from hone.specialization import Specialization, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.planner import Memory
-from hone.tuning.ports import EngineLoader, Promotion, Specialization, VersionRef
+from hone.tuning.ports import EngineLoader, Promotion
 from hone.tuning.probation import Death, Probation
 from hone.tuning.promote import Refused, prepare
 from hone.tuning.record import Bucket, Record
-from hone.tuning.signatures import Signature
 from hone.tuning.watch import Incident, Watch, Watched
 
 _log = logging.getLogger(__name__)
@@ -60,29 +60,34 @@ class Promoter:
     # --- into service
 
     def promote(self, ref: VersionRef) -> None:
-        """Load and warm all that passed and does not serve yet; then make it current in one step."""
+        """Load and warm all that passed and does not serve yet; then make it current, in one step for each device."""
         record = self._book.records.get(ref)
         if record is None or record.held:
             return
         waiting = [b for b in record.buckets.values() if b.outcome == "passed" and not b.generation]
-        if not waiting:
-            return
-        began = self._clock()
+        for device in dict.fromkeys(bucket.device for bucket in waiting):
+            began = self._clock()
+            self._promote_on(record, device, [bucket for bucket in waiting if bucket.device == device])
+            self._book.counters.promote_seconds += self._clock() - began
+
+    def _promote_on(self, record: Record, device: str, waiting: Sequence[Bucket]) -> None:
+        ref = record.version.ref
         with self._promotion.lease(ref) as held:
             ready = self._prepared(record, waiting) if held else []
-        if ready:
+        if not ready:
+            return
+        for one in ready:
+            self._probation.begin(one.artifact, device)
+        swapping = self._clock()
+        generations = self._promotion.promote(ref, ready)
+        self._book.counters.swap_seconds += self._clock() - swapping
+        if generations is None:  # unloaded or reloaded meanwhile: nobody took the engines
             for one in ready:
-                self._probation.begin(one.artifact, one.device)
-            swapping = self._clock()
-            generations = self._promotion.promote(ref, ready)
-            self._book.counters.swap_seconds += self._clock() - swapping
-            if generations is None:  # unloaded or reloaded meanwhile: nobody took the engines
-                for one in ready:
-                    self._probation.end(one.artifact, one.device)
-                    one.engine.close()
-            else:
-                self._promoted(record, ready, generations)
-        self._book.counters.promote_seconds += self._clock() - began
+                self._probation.end(one.artifact, device)
+                one.engine.close()
+            return
+        for one in ready:
+            self._promoted(record, device, one, generations[one.signature])
 
     def _prepared(self, record: Record, waiting: Sequence[Bucket]) -> list[Specialization]:
         ready = []
@@ -103,38 +108,29 @@ class Promoter:
             bucket.outcome = "quarantined"
         self._book.note(record, bucket.outcome, signature=bucket.signature.text, reason=refused.reason)
 
-    def _promoted(
-        self, record: Record, ready: Sequence[Specialization], generations: Mapping[tuple[str, Signature], int]
-    ) -> None:
+    def _promoted(self, record: Record, device: str, one: Specialization, generation: int) -> None:
         version, tuning = record.version, record.tuning
-        for one in ready:
-            bucket = record.buckets[one.device, one.signature]
-            bucket.generation = generations[one.device, one.signature]
-            bucket.reason = ""
-            self._book.counters.num_promotions += 1
-            self._book.note(
-                record,
-                "promoted",
-                signature=one.signature.text,
-                generation=bucket.generation,
-                speedup=bucket.verdict.get("speedup"),
+        bucket = record.buckets[device, one.signature]
+        bucket.generation, bucket.reason = generation, ""
+        self._book.counters.num_promotions += 1
+        speedup = bucket.verdict.get("speedup")
+        self._book.note(record, "promoted", signature=one.signature.text, generation=generation, speedup=speedup)
+        self._watch.begin(
+            Watched(
+                version.ref,
+                generation,
+                one.signature,
+                device,
+                one.artifact,
+                version.baseline,
+                one.engine,
+                tuning.precision,
+                tuning.tolerance,
+                version.max_batch_size > 0,
             )
-            self._watch.begin(
-                Watched(
-                    version.ref,
-                    bucket.generation,
-                    one.signature,
-                    one.device,
-                    one.artifact,
-                    version.baseline,
-                    one.engine,
-                    tuning.precision,
-                    tuning.tolerance,
-                    version.max_batch_size > 0,
-                )
-            )
-            if bucket.provisional:
-                record.remeasure_at = self._clock() + self._remeasure_seconds
+        )
+        if bucket.provisional:
+            record.remeasure_at = self._clock() + self._remeasure_seconds
 
     # --- out of service
 

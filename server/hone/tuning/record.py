@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hone.specialization import Signature
 from hone.tuning.ports import TunableVersion
 from hone.tuning.settings import ModelTuning
-from hone.tuning.signatures import Signature
 
 State = Literal["off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed"]
 Outcome = Literal["", "passed", "refused", "unsupported", "failed", "quarantined"]

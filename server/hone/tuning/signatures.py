@@ -6,61 +6,12 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from hone.types import NUMPY_DTYPES, Array, Shape, TensorSpec
+from hone.specialization import Signature
+from hone.types import NUMPY_DTYPES, Shape, TensorSpec
 
 _TENSOR = re.compile(r"(?P<name>[^,;]+):(?P<dims>scalar|[1-9][0-9]*(x[1-9][0-9]*)*)")
-
-
-class TensorShape(NamedTuple):
-    name: str
-    datatype: str
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Names, datatypes and concrete shapes of the inputs of one execution, in the order of the names."""
-
-    tensors: tuple[TensorShape, ...]
-
-    @classmethod
-    def of(cls, tensors: Iterable[tuple[str, str, Shape]]) -> Signature:
-        return cls(tuple(sorted(TensorShape(name, datatype, tuple(shape)) for name, datatype, shape in tensors)))
-
-    @property
-    def text(self) -> str:
-        """For people and labels: `IN:FP32[1,4]`, several with a space between."""
-        return " ".join(f"{t.name}:{t.datatype}[{','.join(map(str, t.shape))}]" for t in self.tensors)
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return {tensor.name: tensor.shape for tensor in self.tensors}
-
-    @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(*tensor) for tensor in self.tensors)
-
-    @property
-    def rows(self) -> int:
-        """Items of the first axis, where all inputs agree on it; else 0."""
-        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in self.tensors}
-        return firsts.pop() if len(firsts) == 1 else 0
-
-    def with_rows(self, rows: int) -> Signature:
-        """The same with another batch size."""
-        return Signature(tuple(t._replace(shape=(rows, *t.shape[1:])) for t in self.tensors))
-
-    def fits(self, arrays: Mapping[str, Array]) -> bool:
-        return {name: array.shape for name, array in arrays.items()} == self.shapes
-
-    def to_json(self) -> list[list[Any]]:
-        return [[tensor.name, tensor.datatype, list(tensor.shape)] for tensor in self.tensors]
-
-    @classmethod
-    def from_json(cls, told: Sequence[Sequence[Any]]) -> Signature:
-        return cls.of((str(name), str(datatype), tuple(int(dim) for dim in dims)) for name, datatype, dims in told)
 
 
 def parse_signatures(text: str, inputs: Sequence[TensorSpec]) -> list[Signature]:

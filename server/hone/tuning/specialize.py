@@ -16,13 +16,13 @@ from typing import Any, Literal, Protocol
 
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings, configure_thread_pool
 from hone.errors import HoneError
+from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.domains import derive_domains
 from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
 from hone.tuning.measure import Plan, TooNoisy
 from hone.tuning.samples import unpack
-from hone.tuning.signatures import Signature
 from hone.tuning.trial import NoTrial, Trial, gather
 from hone.tuning.wire import Message
 from hone.types import Engine
@@ -76,8 +76,8 @@ class Compile(Protocol):
 class Ledger(Protocol):
     """What is remembered of specializations, by the digest of their artifact."""
 
-    def lock(self, digest: str) -> AbstractContextManager[None]:
-        """While held, no other process makes the same."""
+    def lock(self, digest: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """While held, no other process makes the same. `waiting` is called now and then while another does."""
 
     def known(self, digest: str) -> tuple[Outcome, str, Mapping[str, Any]] | None:
         """Outcome, reason and verdict, where there is one already."""
@@ -181,8 +181,15 @@ class _Specializing:
 
     def run(self, digest: str, mode: str, seconds: float) -> dict[str, Any]:
         """The outcome as an event's fields."""
-        self.told(0.0, "waiting for another process")
-        with self.ledger.lock(digest):
+        self.told(0.0, "starting")
+        num_waits = 0
+
+        def waiting() -> None:
+            nonlocal num_waits
+            num_waits += 1
+            self.told(0.0, "waiting for another process that makes the same", num_waits=num_waits)
+
+        with self.ledger.lock(digest, waiting):
             known = self.ledger.known(digest) if mode == "build" else None
             if known is not None:  # another server made it while this one waited
                 outcome, reason, verdict = known

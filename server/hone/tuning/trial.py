@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hone.errors import HoneError
+from hone.specialization import Signature
 from hone.tuning.activity import Activity
 from hone.tuning.domains import NoDomain
 from hone.tuning.gate import OutputCheck, check_outputs
 from hone.tuning.inputs import Domains, InputSet, aligned_copy, draw_many, first_rows, narrower, pad_rows, rotation
 from hone.tuning.measure import Comparison, Inputs, LocalRunner, Plan, TooNoisy, compare, wait_for_idle_threads
 from hone.tuning.samples import repeated_rows
-from hone.tuning.signatures import Signature
 from hone.types import BYTES, Array, EngineInstance, TensorSpec
 
 _NUM_SYNTHETIC = 4

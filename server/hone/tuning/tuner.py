@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hone.errors import InvalidRequest
+from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
 from hone.tuning.jobs import Devices, Job, JobQueue
 from hone.tuning.maker import Maker, jobs_of_provisional
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.planner import KeyOf, Memory, Planner, newest_of
-from hone.tuning.ports import EngineLoader, Promotion, ServedModels, TunableVersion, VersionRef
+from hone.tuning.ports import EngineLoader, Promotion, ServedModels, TunableVersion
 from hone.tuning.probation import Probation
 from hone.tuning.promoter import Promoter, Quarantine
 from hone.tuning.record import CANCELLED, PAUSED, PINNED, ROLLED_BACK, Record

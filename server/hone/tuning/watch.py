@@ -18,12 +18,12 @@ from typing import Literal
 import numpy as np
 
 from hone.errors import HoneError
+from hone.specialization import Signature, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.confidence import median_of
 from hone.tuning.gate import check_outputs
 from hone.tuning.inputs import first_rows, pad_rows
-from hone.tuning.ports import Promotion, VersionRef
-from hone.tuning.signatures import Signature
+from hone.tuning.ports import Promotion
 from hone.types import Array, Engine, EngineInstance
 
 _log = logging.getLogger(__name__)

@@ -141,6 +141,14 @@ def test_a_loop_that_ends_itself(tmp_path):
     assert sum(node.op_type == "Mul" for node in graph.nodes) == 4
 
 
+def test_nodes_with_names_are_unrolled_too(tmp_path):
+    proto = loop(3)
+    body = proto.graph.node[-1].attribute[0].g
+    for number, node in enumerate(body.node):
+        node.name = f"step {number}"
+    check(proto, {"x": X}, tmp_path)
+
+
 def test_a_loop_longer_than_the_limit_is_left_alone(tmp_path):
     assert "Loop" in operators(resolved(loop(MAX_ROUNDS + 1), {"x": X}, tmp_path))
 

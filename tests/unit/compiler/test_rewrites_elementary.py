@@ -97,3 +97,34 @@ def test_conv_transpose_that_names_its_output_shape(attributes, tmp_path):
         {"weight": RNG.normal(size=(8, 3, 3, 3)).astype(np.float32)},
     )
     check(proto, {"x": IMAGE}, tmp_path)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["int64", "float"])
+def test_one_hot(axis, kind, tmp_path):
+    dtype = {"int64": np.int64, "float": np.float32}[kind]
+    proto = model(
+        f"g ({kind}[a, b] x) => (float[c, d, e] y) {{ y = OneHot <axis = {axis}> (x, depth, values) }}",
+        {"depth": np.array([5], dtype), "values": np.array([-1.0, 3.0], np.float32)},
+    )
+    check(proto, {"x": np.array([[0, 4, 5], [-1, -5, -6]], dtype)}, tmp_path)
+
+
+@pytest.mark.parametrize("batch_axis", [0, 1])
+def test_reverse_sequence(batch_axis, tmp_path):
+    proto = model(
+        "g (float[a, b, c, d] x, int64[n] lengths) => (float[e, f, g, h] y) {"
+        f" y = ReverseSequence <batch_axis = {batch_axis}, time_axis = {1 - batch_axis}> (x, lengths) }}"
+    )
+    x = RNG.normal(size=(4, 4, 2, 3)).astype(np.float32)
+    check(proto, {"x": x, "lengths": np.array([1, 4, 2, 3])}, tmp_path)
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_reduction_of_truth_values(operator, tmp_path):
+    proto = model(
+        f"g (bool[a, b] x) => (bool[c] y) {{ y = {operator} <keepdims = 0> (x, axes) }}",
+        {"axes": np.array([1])},
+        opset=20,
+    )
+    check(proto, {"x": np.array([[True, False], [True, True], [False, False]])}, tmp_path)

@@ -14,12 +14,13 @@ import numpy as np
 
 from hone.errors import EngineError
 from hone.kernels import Entry
+from hone.specialization import Signature, Specialization, VersionRef
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import Domain
 from hone.tuning.options import Device, TunerOptions
-from hone.tuning.ports import Specialization, TunableVersion, VersionRef
+from hone.tuning.ports import TunableVersion
 from hone.tuning.probation import Probation
-from hone.tuning.signatures import Signature, Traffic
+from hone.tuning.signatures import Traffic
 from hone.tuning.tuner import Tuner
 from hone.tuning.verdicts import Recalled
 from hone.tuning.watch import Watch, WatchOptions
@@ -68,14 +69,15 @@ class Serving:
     def tunable(self) -> Sequence[TunableVersion]:
         return list(self.versions.values())
 
-    def promote(self, ref: VersionRef, specializations: Sequence[Specialization]) -> Mapping[Any, int] | None:
+    def promote(self, ref: VersionRef, specializations: Sequence[Specialization]) -> Mapping[Signature, int] | None:
         if ref not in self.versions:
             return None
         generations = {}
         for one in specializations:
-            stack = self.routes.setdefault((ref, one.device, one.signature), [])
+            device = one.artifact.split("/")[2] if "/" in one.artifact else "cpu"
+            stack = self.routes.setdefault((ref, device, one.signature), [])
             stack.append((self._next, one))
-            generations[one.device, one.signature] = self._next
+            generations[one.signature] = self._next
             self._next += 1
         self.swaps.append([one.signature.text for one in specializations])
         return generations
@@ -111,9 +113,11 @@ class Serving:
 
 
 class Cache:
-    """Memory and quarantine of one kind of device. What a child 'publishes' is put in by `answer`."""
+    """Memory and quarantine of all kinds of devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, published: Path) -> None:
+        self._published = published
+        """Digests that children published, a line each."""
         self.known: dict[str, Recalled] = {}
         self.out: dict[str, str] = {}
         self.strikes: dict[tuple[str, str], int] = {}
@@ -123,6 +127,9 @@ class Cache:
         self.recalls.append(digest)
         if digest in self.out:
             return Recalled("quarantined", self.out[digest])
+        published = self._published.read_text(encoding="utf-8").splitlines() if self._published.exists() else []
+        if digest in published and digest not in self.known:
+            self.put(digest)
         return self.known.get(digest, Recalled("absent"))
 
     def quarantine(self, digest, scope, reason, cause="quarantine"):
@@ -146,20 +153,17 @@ class Rig:
     def __init__(self, folder: Path, *, kinds: Sequence[tuple[str, str]] = (("cpu:0", "cpu"),), **options) -> None:
         self.folder = folder
         self.serving = Serving()
-        self.cache = Cache()
+        self.cache = Cache(folder / "published")
         self.traffic = Traffic()
         self.engines: dict[str, Engine] = {}
         self.make_engine: Callable[[str], Engine] = lambda digest: Engine(kind="tvm")
         self.now = 1000.0
         self.heard: list[dict[str, Any]] = []
         self.probation = Probation(folder / "probation")
-        self.activity = SimpleNamespace(value=None)
         options.setdefault("budget", Budget(pause=False, silence_seconds=60.0, seconds=60.0))
         options.setdefault("command", SCRIPT)
         self.options = TunerOptions(**options)
-        self.watch = Watch(
-            self.serving, options=WatchOptions(sample_interval_seconds=0.0), clock=lambda: self.now
-        )
+        self.watch = Watch(self.serving, options=WatchOptions(sample_interval_seconds=0.0), clock=lambda: self.now)
         self.tuner = Tuner(
             self.serving,
             self.serving,
@@ -184,16 +188,12 @@ class Rig:
     def key(ref: VersionRef, signature: str, device: str = "cpu", precision: str = "f32") -> str:
         return f"{ref.graph}/{signature}/{device}/{precision}"
 
-    def _load(self, artifact: str, version: TunableVersion) -> Engine:
+    def _load(self, artifact: str, device: str, version: TunableVersion) -> Engine:
         made = self.engines[artifact] = self.make_engine(artifact)
         return made
 
     def _hear(self, event: dict[str, Any]) -> None:
         self.heard.append(event)
-        if event["event"] == "specialized" and event["outcome"] == "passed":
-            # What the child says it published is in the cache.
-            record = self.tuner._book.at((event["model"], 1))
-            assert record is not None
 
     def model(self, script: Mapping[str, Any], name: str = "m", **fields) -> VersionRef:
         """Load a model whose child follows the script; what passes is in the cache by then."""
@@ -208,6 +208,7 @@ class Rig:
 
     def run(self) -> None:
         """Steps until there is nothing to do."""
+        self.tuner.wake()
         while self.tuner.step():
             pass
 

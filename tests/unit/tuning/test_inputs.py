@@ -63,9 +63,9 @@ def test_narrower_domains_touch_integers_only():
     assert [(d["I"].high, d["F"]) for d in narrower(domains)] == [(1.0, domains["F"]), (0.0, domains["F"])]
 
 
-def test_padding_keeps_the_rows_and_adds_zeros():
-    padded = pad_rows({"IN": np.ones((3, 2), np.float32)}, 4)["IN"]
-    assert padded.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
+def test_padding_repeats_the_last_row():
+    padded = pad_rows({"IN": np.array([[1, 2], [3, 4]], np.float32)}, 4)["IN"]
+    assert padded.tolist() == [[1, 2], [3, 4], [3, 4], [3, 4]]
 
 
 def test_sets_have_names_for_messages():

@@ -58,7 +58,7 @@ def packing_keys(mod: tvm.IRModule, sources: Sequence[str]) -> tuple[str, ...]:
     for block in function.body.blocks:
         for binding in block.bindings:
             keys[binding.var] = key(binding.value)
-    results = keys[function.body.body]
+    results = key(function.body.body)
     return tuple(digest_of({"packed": item}) for item in results[1:])
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from onnx import NodeProto
 
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
-from hone.compiler.rewrites import control_flow, elementary, quantized, recurrent
+from hone.compiler.rewrites import control_flow, elementary, quantized, recurrent, resize
 from hone.compiler.rewrites.evaluate import fold
 
 Rewrite = Callable[[Graph, NodeProto], list[NodeProto] | None]
@@ -28,10 +28,15 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "LSTM": recurrent.unroll,
         "Loop": control_flow.unroll_loop,
         "LpNormalization": elementary.lp_normalization,
+        "OneHot": elementary.one_hot,
         "Pow": elementary.power,
         "QLinearConv": quantized.qlinear_conv,
         "QLinearMatMul": quantized.qlinear_matmul,
         "RNN": recurrent.unroll,
+        "ReduceMax": elementary.reduce_truth,
+        "ReduceMin": elementary.reduce_truth,
+        "Resize": resize.resize,
+        "ReverseSequence": elementary.reverse_sequence,
         "Scan": control_flow.unroll_scan,
         "SpaceToDepth": elementary.space_to_depth,
     }

@@ -140,6 +140,7 @@ def _renamed(graph: Graph, node: NodeProto, names: Mapping[str, str]) -> NodePro
     """A copy of a node with names exchanged, also in its subgraphs, whose own names become fresh."""
     copy = NodeProto()
     copy.CopyFrom(node)
+    copy.name = ""  # names of nodes must differ, and one round is like the other
     copy.input[:] = [names.get(name, name) for name in node.input]
     copy.output[:] = [names.get(name, name) for name in node.output]
     for inner in subgraphs(copy):

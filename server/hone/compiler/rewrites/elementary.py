@@ -134,3 +134,52 @@ def space_to_depth(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     turned = emit("Transpose", blocks, perm=[0, 1, 3, 5, 2, 4])
     emit.bind(node.output[0], emit.reshape(turned, (batch, channels * block * block, height // block, width // block)))
     return emit.made
+
+
+def one_hot(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """OneHot of a known depth as a comparison: the importer is right for few of its types and axes only."""
+    depth, shape = graph.constant(node.input[1]), graph.shape(node.input[0])
+    if depth is None or shape is None:
+        return None
+    size, rank = int(depth.reshape(-1)[0]), len(shape) + 1
+    axis = attribute(node, "axis", -1) % rank
+    emit = Emitter(graph, node)
+    indices = emit.cast(node.input[0], TensorProto.INT64)
+    negative = emit("Less", indices, emit.constant(np.array(0, np.int64)))
+    indices = emit("Where", negative, emit("Add", indices, emit.constant(np.array(size, np.int64))), indices)
+    places = np.arange(size, dtype=np.int64).reshape([size if other == axis else 1 for other in range(rank)])
+    hot = emit("Equal", emit.unsqueeze(indices, axis), emit.constant(places))
+    off, on = (emit.squeeze(emit.slice(node.input[2], 0, place, place + 1), 0) for place in (0, 1))
+    emit.bind(node.output[0], emit("Where", hot, on, off))
+    return emit.made
+
+
+def reduce_truth(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """ReduceMax and ReduceMin of truth values."""
+    if graph.dtype(node.input[0]) != TensorProto.BOOL:
+        return None
+    emit = Emitter(graph, node)
+    numbers = emit.cast(node.input[0], TensorProto.INT32)
+    attributes = {item.name: attribute(node, item.name) for item in node.attribute}
+    reduced = emit(node.op_type, numbers, *node.input[1:], **attributes)
+    emit.bind(node.output[0], emit.cast(reduced, TensorProto.BOOL))
+    return emit.made
+
+
+def reverse_sequence(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """ReverseSequence: item t of a sequence of length n is its item n - 1 - t, and beyond n the item itself."""
+    shape = graph.shape(node.input[0])
+    batch_axis, time_axis = attribute(node, "batch_axis", 1), attribute(node, "time_axis", 0)
+    if shape is None or {batch_axis, time_axis} != {0, 1}:
+        return None
+    steps = shape[time_axis]
+    emit = Emitter(graph, node)
+    lengths = emit.unsqueeze(node.input[1], 1)
+    times = emit.constant(np.arange(steps, dtype=np.int64)[None, :])
+    last = emit("Sub", lengths, emit.constant(np.array(1, np.int64)))
+    at = emit("Where", emit("Less", times, lengths), emit("Sub", last, times), times)
+    turn = [1, 0, *range(2, len(shape))]
+    data = emit("Transpose", node.input[0], perm=turn) if batch_axis == 1 else node.input[0]
+    reversed_ = emit("GatherND", data, emit.unsqueeze(at, 2), batch_dims=1)
+    emit.bind(node.output[0], emit("Transpose", reversed_, perm=turn) if batch_axis == 1 else reversed_)
+    return emit.made
