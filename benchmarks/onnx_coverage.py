@@ -33,6 +33,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "onnx_coverage" / "results.jsonl"
 TABLE = ROOT / "docs" / "onnx_coverage.md"
+#: What the hundred cases of the tests came to; the cases are fixed, `--record` writes what they came to.
+SAMPLE = ROOT / "tests" / "unit" / "compiler" / "onnx_sample.json"
 
 #: Real models (`make real-models`) and the demo models, with one signature each.
 REAL_MODELS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -242,16 +244,18 @@ class Worker:
             return Outcome(case, operators, "timeout", reason=f"no answer within {seconds:.0f} s")
         if answer is None:
             status = process.wait()
-            self._process = None
+            self.close()
             return Outcome(case, operators, "crash", reason=f"the process ended with status {status}")
         fields = json.loads(answer)
         return Outcome(**{**fields, "operators": tuple(fields["operators"])})
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """End the child, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            self._reader.join()
+            process.communicate()  # waits, and closes the pipes
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
@@ -264,7 +268,8 @@ class Worker:
             env={**os.environ, "TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         self._answers = queue.Queue()
-        threading.Thread(target=self._read, args=(self._process, self._answers), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process, self._answers), daemon=True)
+        self._reader.start()
 
     @staticmethod
     def _read(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
@@ -316,16 +321,31 @@ def read_results(path: Path) -> dict[str, Outcome]:
     return outcomes
 
 
+def record(num_workers: int) -> None:
+    """Examine the cases of the tests' sample, and keep what they came to."""
+    names = list(json.loads(SAMPLE.read_text(encoding="utf-8")))
+    found = {outcome.case: outcome for outcome in examine_all(dict.fromkeys(names, ()), num_workers)}
+    lines = {
+        name: {"stage": found[name].stage, "blamed": found[name].blamed, "constants": found[name].constants}
+        for name in names
+    }
+    SAMPLE.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="cases whose name contains this; docs/ is left alone")
     parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
     parser.add_argument("--failed", action="store_true", help="examine again what did not end well")
+    parser.add_argument("--record", action="store_true", help="examine the tests' sample and write its record anew")
     parser.add_argument("--workers", type=int, default=MAX_WORKERS, help="child processes at a time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         work()
+        return
+    if arguments.record:
+        record(arguments.workers)
         return
     from benchmarks import onnx_coverage_table
 

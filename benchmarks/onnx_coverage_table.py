@@ -40,6 +40,7 @@ def render(outcomes: Sequence[Row]) -> str:
     models = [outcome for outcome in outcomes if not outcome.case.startswith("test_")]
     servable = [outcome for outcome in cases if outcome.stage != "reference"]
     matching = sum(outcome.stage == "ok" for outcome in servable)
+    with_constants = sum(outcome.constants for outcome in servable if outcome.stage == "ok")
     packages = ", ".join(f"{name} {version(name)}" for name in ("apache-tvm", "onnx", "onnxruntime"))
     lines = [
         "# ONNX coverage",
@@ -47,17 +48,16 @@ def render(outcomes: Sequence[Row]) -> str:
         "Made by `make onnx-coverage`; do not edit. Every case goes through hone's importer, is compiled for the CPU",
         f"without tuning, run, and compared with ONNX Runtime. With {packages}.",
         "",
-        f"- ONNX has {len(cases)} operator cases. ONNX Runtime runs {len(servable)} of them on a CPU; the others cannot be",
-        "  served at all, and are left out below.",
+        f"- ONNX has {len(cases)} operator cases. ONNX Runtime runs {len(servable)} of them on a CPU; the others",
+        "  cannot be served at all, and are left out below.",
         f"- **{matching} of {len(servable)} ({matching / max(len(servable), 1):.0%}) import, compile and match.**",
-        "- Of these, "
-        + str(sum(outcome.constants for outcome in servable if outcome.stage == "ok"))
-        + " do so only with all inputs but the first as constants, as models have them (shapes, axes, paddings).",
+        f"- {with_constants} of these do so only with all inputs but the first as constants, as models have them",
+        "  (shapes, axes, paddings).",
         "",
-        "A case that does not import is a state of the model (`unsupported`), one that does not match is refused by the gate:",
-        "either way ONNX Runtime serves on. Not imported on purpose: outputs whose shape depends on values (NonZero, Unique,",
-        "Compress, …), strings, sequences and optionals, training modes, recurrent layers and loops of more than 128 rounds,",
-        "branches that an input chooses and whose shapes differ.",
+        "A case that does not import is a state of the model (`unsupported`), one that does not match is refused by",
+        "the gate: either way ONNX Runtime serves on. Not imported on purpose: outputs whose shape depends on values",
+        "(NonZero, Unique, Compress, …), strings, sequences and optionals, training modes, recurrent layers and loops",
+        "of more than 128 rounds, and branches that an input chooses and whose shapes differ.",
         "",
         "## Models",
         "",
@@ -101,7 +101,7 @@ def _reasons(outcomes: Sequence[Row]) -> str:
 
 
 def _short(outcome: Row) -> str:
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : |\S*/\S+:\d+:? ?", "", outcome.reason)  # codes and places in its sources
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : |\S*/\S+:\d+:? ?", "", outcome.reason)
     text = text.removeprefix("ONNX Runtime: ").replace("|", "/").replace("\n", " ").strip()
     text = text if len(text) <= _MAX_REASON_LENGTH else text[:_MAX_REASON_LENGTH].rstrip() + "…"
     return f"{outcome.stage}: {text}"

@@ -34,7 +34,9 @@ from hone.serving.lifecycle import ModelLifecycle
 from hone.serving.registry import ModelRegistry
 from hone.serving.service import InferenceService
 from hone.serving.shared_memory import SharedMemoryRegions
+from hone.specialization import Observers
 from hone.tracing import TraceControl, open_tracer
+from hone.tuning.assembly import BackgroundTuning
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class Application:
             interval_ms=settings.metrics_interval_ms,
         )
         self._completions = Completions(loop)
+        self._tuning = BackgroundTuning(settings, self._registry) if settings.tuning != "off" else None
         self._lifecycle = ModelLifecycle(
             self._repository,
             self._registry,
@@ -109,6 +112,7 @@ class Application:
             num_threads=settings.model_load_thread_count,
             num_retries=settings.model_load_retry_count,
             default_max_batch_size=settings.default_max_batch_size,
+            observers=self._tuning.observers if self._tuning is not None else Observers(),
         )
         self._regions = SharedMemoryRegions(allowed=settings.allow_client_shm)
         trace_control = TraceControl(settings)
@@ -125,6 +129,7 @@ class Application:
             strict_readiness=settings.strict_readiness,
             ready_requires_model=settings.ready_requires_model,
             known_names=self._repository.names,
+            tuning=self._tuning,
         )
         self._http_app = build_http_app(self._service, settings)
         self._http = HttpServer(self._http_app, settings.http_address, settings.http_port, settings=settings)
@@ -157,6 +162,8 @@ class Application:
                 gc.collect()
                 gc.freeze()  # what start-up made stays: later collections need not look at it
                 self._tell_ready(time.monotonic() - started, sys.stdout)
+                if self._tuning is not None:
+                    self._tuning.start()
                 if self._settings.model_control_mode == "poll":
                     following = loop.create_task(self._follower.run())
                 await self._stop.wait()
@@ -246,10 +253,13 @@ class Application:
         self._service.refuse()
         if self._settings.allow_grpc or self._settings.allow_http:
             _log.info("stopping: requests in flight get up to %g s", self._settings.exit_timeout_secs)
+        if self._tuning is not None and not await asyncio.to_thread(self._tuning.stop, _FLUSH_SECONDS * 5):
+            self.ended_cleanly = False
         await asyncio.gather(
             self._http.stop(self._settings.exit_timeout_secs), self._grpc.stop(self._settings.exit_timeout_secs)
         )
-        self.ended_cleanly = await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
+        drained = await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
+        self.ended_cleanly = self.ended_cleanly and drained
         await self._metrics_http.stop(_FLUSH_SECONDS)
         if self.ended_cleanly:
             self._completions.close()

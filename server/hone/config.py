@@ -162,12 +162,27 @@ class Settings(BaseModel):
         default=1000, ge=0, description="One in this many requests is traced, beside those with a sampled traceparent."
     )
 
-    # --- tuning (accepted from the start; see --tuning in the manual)
+    # --- tuning
     tuning: Literal["off", "on", "cache"] = Field(
         default="off",
-        description="Tune models in the background; not available in this version, where only 'off' does anything.",
+        description="Tune models in the background: off, on, or cache (use what the cache holds, build nothing).",
     )
     kernels_cache: Path = Field(default=Path("kernels_cache"), description="Folder that keeps what tuning learns.")
+    kernels_cache_mib: int = Field(
+        default=0,
+        ge=0,
+        description="Size that the cache is kept under, in MiB, least recently used first; 0 for no limit.",
+    )
+    tuning_budget_secs: float = Field(
+        default=1200.0, allow_inf_nan=False, ge=0, description="Seconds that tuning one model version may take."
+    )
+    tuning_cpu_share: float = Field(
+        default=0.5, gt=0, le=1, description="Share of the cores that compiling may use, at low priority."
+    )
+    tuning_memory_mib: int = Field(
+        default=4096, ge=256, description="Memory of the tuning process with everything it starts, in MiB."
+    )
+    tuning_pause: bool = Field(default=True, description="Tuning steps aside while requests are in flight.")
 
     @field_validator("http_restricted_api", "grpc_restricted_protocol")
     @classmethod

@@ -73,5 +73,5 @@ def export_artifact(
 
 
 def derived_constants(model: Weighted) -> dict[str, Array]:
-    """The weights that no initializer of the model file is equal to: folded by the importer, kept under `constants/`."""
+    """The weights that no initializer of the model file is equal to (folded ones): they are kept under `constants/`."""
     return {name: array for name, array in model.params.items() if name not in model.initializers}

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def build_functions(functions: Mapping[str, Any], target: CpuTarget) -> Library:
         {name: expand_transcendentals(func).with_attr("global_symbol", name) for name, func in functions.items()}
     )
     try:
-        built = tvm.build(module, target=target.tvm())
+        built = tvm.tirx.build(module, target=target.tvm())
     except Exception as problem:  # TVM raises whatever its passes raise; a candidate that fails is a result
         raise BuildFailed(", ".join(functions), problem) from problem
     return Library(getattr(built, "mod", built))
@@ -87,6 +88,7 @@ def find_linker() -> str | None:
     return next((found for name in LINKERS if (found := shutil.which(name))), None)
 
 
+@cache
 def toolchain() -> dict[str, str]:
     """Versions that change generated code."""
     return {
@@ -120,7 +122,9 @@ def build_executable(mod: Any, target: CpuTarget) -> Library:
         for name, func in mod.functions.items()
     }
     try:
-        built = relax.build(tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode="compiled")
+        built = relax.build(
+            tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode="compiled"
+        )
     except Exception as problem:  # as above
         raise BuildFailed("executable", problem) from problem
     return Library(built.mod)

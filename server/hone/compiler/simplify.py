@@ -7,21 +7,18 @@ operators.
 
 from __future__ import annotations
 
-import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-
-# ONNX Runtime reports its use to its maker, from import on, unless told not to.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnx
 import onnx.inliner
 import onnx.shape_inference
 import onnx.version_converter
-import onnxruntime as ort
 from onnx import ModelProto, helper
 
+from hone.compiler import baseline
 from hone.compiler.onnx_graph import Graph, opset_of, subgraphs
 from hone.types import Shape
 
@@ -35,10 +32,16 @@ _MAX_MESSAGE_BYTES = 1 << 30
 _IR_WITHOUT_LISTED_INITIALIZERS = 4
 
 
+#: Where ONNX Runtime's explanations name an operator.
+_NAMED = re.compile(r"(?:implementation for |kernel for |Op \()(\w+)")
+
+
 class CannotSimplify(Exception):
     """The model, at these shapes, is not one that ONNX or ONNX Runtime can follow; the text says why."""
 
-    operator = ""
+    def __init__(self, reason: str, operator: str = "") -> None:
+        super().__init__(reason)
+        self.operator = operator
 
 
 def load_with_shapes(path: Path, shapes: Mapping[str, Shape]) -> Graph:
@@ -82,25 +85,19 @@ def simplify(graph: Graph, *, with_weights: bool) -> None:
     With weights it also folds them (batch normalizations, transposed matrices); later passes need not repeat that.
     """
     model = graph.attached() if with_weights else graph.model
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.intra_op_num_threads = 1
-    options.use_per_session_threads = False  # where the process has a shared pool, sessions of their own are refused
-    options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="hone-import-") as folder:
         source, optimized = Path(folder) / "source.onnx", Path(folder) / "optimized.onnx"
         large = sum(array.nbytes for array in graph.weights.values()) > _MAX_MESSAGE_BYTES and with_weights
-        if large:
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
-        options.optimized_model_filepath = str(optimized)
         try:
             onnx.save_model(model, source, save_as_external_data=large, location="source.bin")
-            ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+            baseline.simplify_file(source, optimized, external_weights=large)
             result = onnx.load(optimized)
         except OSError:
             raise
         except Exception as problem:  # its exceptions have no common root below Exception
-            raise CannotSimplify(f"ONNX Runtime: {first_line(problem).replace(folder, '')}") from problem
+            reason = first_line(problem).replace(folder, "")
+            named = _NAMED.search(reason)
+            raise CannotSimplify(f"ONNX Runtime: {reason}", named.group(1) if named else "") from problem
     _drop_unused_domains(result)
     graph.replace_model(result)
 

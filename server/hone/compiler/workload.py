@@ -29,7 +29,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a step reads: `kind` is "value" (0: the operator's result, i: step i's), "input" (a position) or "constant"."""
+    """What a step reads: a "value" (0: the operator's result, i: step i's), an "input" by position, or a "constant"."""
 
     kind: str
     at: int = 0

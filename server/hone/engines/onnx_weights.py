@@ -60,7 +60,7 @@ class _Tensor:
 
 
 def read_initializers(path: Path, names: Iterable[str]) -> dict[str, Array]:
-    """The named initializers, read-only where they are views of the file. Raises EngineError, naming what is missing."""
+    """The named initializers, as read-only views of the file where possible. Raises EngineError."""
     wanted = set(names)
     found: dict[str, Array] = {}
     if not wanted:

@@ -45,6 +45,10 @@ class PackedWeights:
         self._lock = threading.Lock()
         self._tensors: weakref.WeakValueDictionary[str, _Weight] = weakref.WeakValueDictionary()
 
+    @property
+    def num_weights(self) -> int:
+        return len(self._tensors)
+
     def get(self, keys: Sequence[str]) -> list[_Weight | None]:
         with self._lock:
             return [self._tensors.get(key) for key in keys]
@@ -131,16 +135,14 @@ class TvmInstance:
         self._runtime = runtime
         self._weight_ranges = [_range_of(weight.tensor) for weight in weights]
         self._names = tuple(spec.name for spec in manifest.inputs)
-        self._specs = manifest.inputs
         self._dtypes = tuple(NUMPY_DTYPES[spec.datatype] for spec in manifest.inputs)
         self._shapes = tuple(spec.shape for spec in manifest.inputs)
         self._positions = {spec.name: at for at, spec in enumerate(manifest.outputs)}
         self._all_outputs = [spec.name for spec in manifest.outputs]
         self._returns_tuple = manifest.returns_tuple
-        self._aligned: dict[int, Array] = {}
+        self._scratch: dict[int, Array] = {}
         #: Which outputs lie in memory of inputs or weights: a property of the program, found out in the first run.
         self._borrowed: frozenset[int] | None = None
-        self._through_views = any(dtype == _BFLOAT16 for dtype in self._dtypes)
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run once. Inputs have exactly the shapes and dtypes that the engine tells. Raises EngineError.
@@ -148,51 +150,50 @@ class TvmInstance:
         The arrays returned are the machine's own memory, not reused while they live; what would overlap an input or
         a weight is copied.
         """
+        arguments = []
+        for at, name in enumerate(self._names):
+            array = inputs.get(name)
+            if array is None:
+                raise EngineError(f"tvm: input '{name}' is missing")
+            arguments.append(self._argument(at, array))
         try:
-            arguments = [
-                self._argument(at, inputs[name], self._dtypes[at], self._shapes[at])
-                for at, name in enumerate(self._names)
-            ]
             result = self._main(*arguments, self._packed)
-        except KeyError as problem:
-            raise EngineError(f"tvm: input {problem} is missing") from problem
         except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes
-            if isinstance(problem, EngineError):
-                raise
             raise EngineError(f"tvm: {_first_line(problem)}") from problem
         results = result if self._returns_tuple else (result,)
         if self._borrowed is None:
             self._borrowed = self._find_borrowed(arguments, results)
         if outputs == self._all_outputs and not self._borrowed:
-            return [_to_numpy(tensor, self._runtime) for tensor in results]
+            return [_to_numpy(tensor) for tensor in results]
         arrays = []
         for name in outputs:
-            at = self._positions.get(name)
-            if at is None:
+            position = self._positions.get(name)
+            if position is None:
                 raise EngineError(f"tvm: output '{name}' is unknown")
-            array = _to_numpy(results[at], self._runtime)
-            arrays.append(array.copy() if at in self._borrowed else array)
+            array = _to_numpy(results[position])
+            arrays.append(array.copy() if position in self._borrowed else array)
         return arrays
 
-    def _argument(self, at: int, array: Array, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def _argument(self, at: int, array: Array) -> Any:
+        dtype, shape = self._dtypes[at], self._shapes[at]
         if array.dtype != dtype or array.shape != shape:
             raise EngineError(
                 f"tvm: input '{self._names[at]}' is {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             )
-        if self._through_views and dtype == _BFLOAT16:
-            bits = self._argument_of(at, array.view(np.uint16))
-            return self._runtime.view(bits, tvm_ffi.Shape(shape), tvm_ffi.dtype("bfloat16"), 0)
-        return self._argument_of(at, array)
-
-    def _argument_of(self, at: int, array: Array) -> Any:
+        if dtype == _BFLOAT16:
+            return _tensor_of(self._aligned(at, array), self._runtime)
         tensor = tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))
         if tensor.data_ptr() % ALIGNMENT == 0 and array.flags.c_contiguous:
             return tensor
-        place = self._aligned.get(at)
-        if place is None:
-            place = self._aligned[at] = aligned_empty(array.shape, array.dtype)
+        return tvm_ffi.from_dlpack(self._aligned(at, array))
+
+    def _aligned(self, at: int, array: Array) -> Array:
+        """A copy in memory that this instance uses again in its next run; outputs never lie in it."""
+        if at not in self._scratch:
+            self._scratch[at] = aligned_empty(array.shape, array.dtype)
+        place: Array = self._scratch[at]
         np.copyto(place, array)
-        return tvm_ffi.from_dlpack(place)
+        return place
 
     def _find_borrowed(self, arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[int]:
         taken = [_range_of(argument) for argument in arguments] + self._weight_ranges
@@ -209,7 +210,8 @@ def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
-    return raw[offset : offset + num_bytes].view(dtype).reshape(shape)
+    array: Array = raw[offset : offset + num_bytes].view(dtype).reshape(shape)
+    return array
 
 
 def _pack(
@@ -234,7 +236,8 @@ def _pack(
     if len(results) != len(manifest.packed):
         raise EngineError(f"the artifact packs {len(results)} weights, its manifest tells {len(manifest.packed)}")
     return [
-        packed.share(key, _Weight(_owned(tensor, arrays, runtime))) for key, tensor in zip(manifest.packed, results, strict=True)
+        packed.share(key, _Weight(_owned(tensor, arrays, runtime)))
+        for key, tensor in zip(manifest.packed, results, strict=True)
     ]
 
 
@@ -272,7 +275,7 @@ def _owned(tensor: Any, sources: Sequence[Array], runtime: TvmRuntime) -> Any:
     for array in sources:
         start = array.ctypes.data
         if first < start + array.nbytes and start < last:
-            return _tensor_of(_to_numpy(tensor, runtime), runtime, copy=True)
+            return _tensor_of(_to_numpy(tensor), runtime, copy=True)
     return tensor
 
 
@@ -322,9 +325,10 @@ def _range_of(tensor: Any) -> tuple[int, int]:
     return start, start + size
 
 
-def _to_numpy(tensor: Any, runtime: TvmRuntime) -> Array:
+def _to_numpy(tensor: Any) -> Array:
     try:
-        return np.from_dlpack(tensor)
+        array: Array = np.from_dlpack(tensor)
+        return array
     except (BufferError, RuntimeError):  # bfloat16, which DLPack's numpy does not know
         start, end = _range_of(tensor)
         return view_memory(start, end - start, tensor).view(_BFLOAT16).reshape(tuple(tensor.shape))

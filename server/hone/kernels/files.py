@@ -25,7 +25,7 @@ class NotPrivate(OSError):
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> BufferedReader:
     """A regular file, open for reading, never a link followed nor a pipe waited for. Raises OSError."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotPrivate(errno.EINVAL, "not a regular file", str(path))

@@ -8,6 +8,7 @@ calls; the calls themselves are coroutines of the event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
@@ -77,6 +78,7 @@ class ModelLifecycle:
         self._default_max_batch_size = default_max_batch_size
         self._load_engine = load_engine
         self._observers = observers
+        self._generation_numbers = itertools.count(1)
         self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         # A lock lives while somebody uses it, so that asking for unknown names leaves nothing behind.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -268,6 +270,7 @@ class ModelLifecycle:
             statistics=statistics,
             completions=self._completions,
             observers=self._observers,
+            generation_numbers=self._generation_numbers,
         )
 
     def _retire(self, model: ServedModel, status: VersionStatus | None) -> None:

@@ -7,7 +7,7 @@ last lease ends. Leases begin and end on the event loop, so their count needs no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
 from hone import errors
@@ -78,6 +78,7 @@ class ServedModel:
         statistics: ModelStatistics,
         completions: Completions,
         observers: Observers = Observers(),  # noqa: B008 (frozen, and empty)
+        generation_numbers: Iterator[int] | None = None,
     ) -> None:
         name = definition.name
         self.name = name
@@ -99,7 +100,7 @@ class ServedModel:
         self._output_names = tuple(self._outputs)
         self._num_required = sum(not tensor.optional for tensor in self._inputs.values())
         self.ref = VersionRef(name, version, definition.version_fingerprints[version])
-        self.slot = Slot(engine, tuple(self._inputs), batching=self.batching)
+        self.slot = Slot(engine, tuple(self._inputs), batching=self.batching, numbers=generation_numbers)
         observation = Observation(
             self.ref,
             [(tensor.name, tensor.datatype) for tensor in self._inputs.values()],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from hone.serving.model import ServedModel
 from hone.serving.registry import ModelRegistry
@@ -36,3 +37,13 @@ class Promotions:
         """Return what this generation runs to the generation before it, or the baseline. False if it is not current."""
         model = self.find(ref)
         return model is not None and model.slot.roll_back(generation)
+
+    @contextmanager
+    def lease(self, ref: VersionRef, generation: int = 0) -> Iterator[bool]:
+        """While inside, the version's baseline and that generation stay open; False where either is gone already."""
+        model = self.find(ref)
+        if model is None:
+            yield False
+            return
+        with model.slot.lease(generation) as held:
+            yield held

@@ -8,8 +8,10 @@ fields and no work: nothing is loaded, warmed, run or closed under it.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -89,13 +91,21 @@ _Table: TypeAlias = MappingProxyType[RouteKey, tuple[_Range, ...]]
 class Slot:
     """The generations of one model version. All methods are safe to call from any thread."""
 
-    def __init__(self, baseline: Engine, input_names: Sequence[str] = (), *, batching: bool = False) -> None:
+    def __init__(
+        self,
+        baseline: Engine,
+        input_names: Sequence[str] = (),
+        *,
+        batching: bool = False,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        """`numbers` gives generations their numbers; slots that share it never give one twice."""
         self.baseline = Generation(0, baseline)
+        self._numbers = numbers or itertools.count(1)
         self._input_names = tuple(input_names)
         self._batching = batching
         self._lock = threading.Lock()
         self._table: _Table = MappingProxyType({})
-        self._last_number = 0
         self._closed = False
 
     def acquire(self, key: RouteKey, rows: int) -> Generation:
@@ -124,10 +134,10 @@ class Slot:
             table = dict(self._table)
             numbers = []
             for specialization in specializations:
-                self._last_number += 1
-                numbers.append(self._last_number)
+                number = next(self._numbers)
+                numbers.append(number)
                 key, rows = self._place(specialization)
-                generation = Generation(self._last_number, specialization.engine, max(rows, 1), specialization.artifact)
+                generation = Generation(number, specialization.engine, max(rows, 1), specialization.artifact)
                 ranges = list(table.get(key, ()))
                 old = next((route for route in ranges if route.generation.rows == generation.rows), None)
                 if old is not None:
@@ -164,6 +174,18 @@ class Slot:
         gone.retire()
         return True
 
+    @contextmanager
+    def lease(self, number: int) -> Iterator[bool]:
+        """While inside, the baseline and that generation stay open; False where either is gone already."""
+        held: list[Generation] = []
+        try:
+            wanted = {0, number}
+            held.extend(one for one in self.current() if one.number in wanted and one.acquire())
+            yield len(held) == len(wanted)
+        finally:
+            for generation in held:
+                generation.release()
+
     def current(self) -> list[Generation]:
         """Generations that run something now, the baseline first."""
         return [self.baseline, *(route.generation for ranges in self._table.values() for route in ranges)]
@@ -177,9 +199,8 @@ class Slot:
             return
         with other._lock:
             table, other._table = other._table, MappingProxyType({})
-            last = other._last_number
         with self._lock:
-            self._table, self._last_number = table, last
+            self._table = table
 
     def close(self) -> None:
         """Retire every generation. Called once no execution can begin any more."""

@@ -15,7 +15,9 @@ from hone.compiler.onnx_graph import Graph
 from hone.compiler.simplify import load_with_shapes
 
 
-def model(text: str, weights: Mapping[str, Any] | None = None, *, opset: int = 17, domains: str = "") -> onnx.ModelProto:
+def model(
+    text: str, weights: Mapping[str, Any] | None = None, *, opset: int = 17, domains: str = ""
+) -> onnx.ModelProto:
     """A model of a graph in ONNX's text form; `weights` become initializers."""
     header = f'<ir_version: 8, opset_import: ["": {opset}{domains}]>'
     parsed = parser.parse_model(header + text)

@@ -1,4 +1,4 @@
-"""`import_model`: fixed shapes, weights apart from the code, digests by content, and refusals that name what is wrong."""
+"""`import_model`: fixed shapes, weights apart from the code, digests by content, refusals that name what is wrong."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def shuffled(proto):
 
 
 def _names(proto):
-    return [tensor.name for tensor in proto.graph.initializer] + [name for node in proto.graph.node for name in node.output]
+    return [tensor.name for tensor in proto.graph.initializer] + [
+        name for node in proto.graph.node for name in node.output
+    ]
 
 
 BRANCHED = """g (float[n, 12] x) => (float[a, b] y) {
@@ -148,7 +150,9 @@ BRANCHED = """g (float[n, 12] x) => (float[a, b] y) {
 def test_the_digest_does_not_go_by_names_or_order(text, tmp_path):
     proto = model(text, weights())
     other = shuffled(proto)
-    assert [node.op_type for node in other.graph.node] != [node.op_type for node in proto.graph.node] or text == CLASSIFIER
+    assert [node.op_type for node in other.graph.node] != [
+        node.op_type for node in proto.graph.node
+    ] or text == CLASSIFIER
     first, second = (imported(item, {"x": (2, 12)}, tmp_path) for item in (proto, other))
     assert first.graph_digest == second.graph_digest
     assert tvm_ffi.structural_equal(first.mod, second.mod)
@@ -182,7 +186,9 @@ def renamed_output(proto):
 
 def test_the_digest_goes_by_everything_else(tmp_path):
     changes = [renamed_input, renamed_output, other_weight, other_operator, other_attribute, another_attribute]
-    digests = {imported(model(CLASSIFIER, weights()), {"x": shape}, tmp_path).graph_digest for shape in ((1, 12), (2, 12))}
+    digests = {
+        imported(model(CLASSIFIER, weights()), {"x": shape}, tmp_path).graph_digest for shape in ((1, 12), (2, 12))
+    }
     for change in changes:
         proto = model(CLASSIFIER, weights())
         change(proto)
@@ -231,22 +237,25 @@ def test_an_output_without_a_node(tmp_path):
 
 
 #: Operators whose meaning changed: what they meant in the model's opset is what counts.
+X3, X4, Y3, Y4 = "float[n, 3, 4] x", "float[n, 3, 4, 4] x", "float[a, b, c] y", "float[a, b, c, d] y"
+TWICE = "s = Constant <value = float[4] {1, 1, 2, 2}> ()"
+COUNT = "c = Constant <value = float[3] {1, 2, 3}> ()"
 OLD = {
-    "softmax over all axes from 1": (7, "float[n, 3, 4] x", "float[a, b, c] y", "y = Softmax (x)"),
-    "softmax of opset 11": (11, "float[n, 3, 4] x", "float[a, b, c] y", "y = LogSoftmax <axis = 1> (x)"),
+    "softmax over all axes from 1": (7, X3, Y3, "y = Softmax (x)"),
+    "softmax of opset 11": (11, X3, Y3, "y = LogSoftmax <axis = 1> (x)"),
     "squeeze by attribute": (11, "float[n, 1, 4] x", "float[a, b] y", "y = Squeeze <axes = [1]> (x)"),
-    "sum by attribute": (11, "float[n, 3, 4] x", "float[a, b] y", "y = ReduceSum <axes = [1], keepdims = 0> (x)"),
-    "slice by attribute": (9, "float[n, 3, 4] x", "float[a, b, c] y", "y = Slice <axes = [2], starts = [1], ends = [4]> (x)"),
-    "pad by attribute": (10, "float[n, 3, 4] x", "float[a, b, c] y", "y = Pad <pads = [0, 1, 0, 0, 0, 2]> (x)"),
-    "clip by attribute": (7, "float[n, 3, 4] x", "float[a, b, c] y", "y = Clip <min = 0.2, max = 0.7> (x)"),
-    "top by attribute": (9, "float[n, 3, 4] x", "float[a, b, c] y, int64[d, e, f] z", "y, z = TopK <k = 2, axis = 2> (x)"),
-    "split by attribute": (11, "float[n, 3, 4] x", "float[a, b, c] y, float[d, e, f] z", "y, z = Split <axis = 2, split = [1, 3]> (x)"),
-    "upsample": (9, "float[n, 3, 4, 4] x", "float[a, b, c, d] y", "s = Constant <value = float[4] {1, 1, 2, 2}> () y = Upsample <mode = \"nearest\"> (x, s)"),
-    "resize of opset 10": (10, "float[n, 3, 4, 4] x", "float[a, b, c, d] y", "s = Constant <value = float[4] {1, 1, 2, 2}> () y = Resize <mode = \"nearest\"> (x, s)"),
-    "batch normalization": (8, "float[n, 3, 4] x", "float[a, b, c] y", "c = Constant <value = float[3] {1, 2, 3}> () y = BatchNormalization (x, c, c, c, c)"),
-    "dropout": (9, "float[n, 3, 4] x", "float[a, b, c] y", "z = Dropout <ratio = 0.5> (x) y = Relu (z)"),
-    "pool": (8, "float[n, 3, 4, 4] x", "float[a, b, c, d] y", "y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (x)"),
-}  # fmt: skip
+    "sum by attribute": (11, X3, "float[a, b] y", "y = ReduceSum <axes = [1], keepdims = 0> (x)"),
+    "slice by attribute": (9, X3, Y3, "y = Slice <axes = [2], starts = [1], ends = [4]> (x)"),
+    "pad by attribute": (10, X3, Y3, "y = Pad <pads = [0, 1, 0, 0, 0, 2]> (x)"),
+    "clip by attribute": (7, X3, Y3, "y = Clip <min = 0.2, max = 0.7> (x)"),
+    "top by attribute": (9, X3, f"{Y3}, int64[d, e, f] z", "y, z = TopK <k = 2, axis = 2> (x)"),
+    "split by attribute": (11, X3, f"{Y3}, float[d, e, f] z", "y, z = Split <axis = 2, split = [1, 3]> (x)"),
+    "upsample": (9, X4, Y4, f'{TWICE} y = Upsample <mode = "nearest"> (x, s)'),
+    "resize of opset 10": (10, X4, Y4, f'{TWICE} y = Resize <mode = "nearest"> (x, s)'),
+    "batch normalization": (8, X3, Y3, f"{COUNT} y = BatchNormalization (x, c, c, c, c)"),
+    "dropout": (9, X3, Y3, "z = Dropout <ratio = 0.5> (x) y = Relu (z)"),
+    "pool": (8, X4, Y4, "y = AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0]> (x)"),
+}
 
 
 @pytest.mark.parametrize("opset, inputs, outputs, body", OLD.values(), ids=OLD)

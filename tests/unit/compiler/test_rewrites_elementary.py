@@ -34,7 +34,9 @@ def test_is_inf_of_both_signs_is_left_alone(tmp_path):
 
 
 def test_the_mask_of_dropout(tmp_path):
-    check(model("g (float[n, m] x) => (float[a, b] y, bool[c, d] z) { y, z = Dropout (x) }"), {"x": IMAGE[0, 0]}, tmp_path)
+    check(
+        model("g (float[n, m] x) => (float[a, b] y, bool[c, d] z) { y, z = Dropout (x) }"), {"x": IMAGE[0, 0]}, tmp_path
+    )
 
 
 def test_dropout_in_training_is_left_alone(tmp_path):

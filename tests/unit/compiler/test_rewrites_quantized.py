@@ -61,9 +61,7 @@ def test_small_sums_need_one_convolution(tmp_path):
 
 
 def test_weights_from_an_input_are_left_alone(tmp_path):
-    proto = model(
-        "g (uint8[1, 4, 5, 5] x, int8[2, 4, 3, 3] w) => (int32[a, b, c, d] y) { y = ConvInteger (x, w) }"
-    )
+    proto = model("g (uint8[1, 4, 5, 5] x, int8[2, 4, 3, 3] w) => (int32[a, b, c, d] y) { y = ConvInteger (x, w) }")
     inputs = {"x": integers("uint8", 1, 4, 5, 5), "w": integers("int8", 2, 4, 3, 3)}
     assert not rewrite(graph_of(proto, inputs, tmp_path))
 

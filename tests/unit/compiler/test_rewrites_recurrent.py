@@ -67,7 +67,9 @@ def test_directions(kind, direction, constant, tmp_path):
 def test_sequences_of_different_lengths(kind, tmp_path):
     lengths = {"lengths": np.array([5, 2, 3], np.int32)}
     check(
-        *recurrent(kind, directions=2, attributes=', direction = "bidirectional"', extra_inputs=", lengths", extra=lengths),
+        *recurrent(
+            kind, directions=2, attributes=', direction = "bidirectional"', extra_inputs=", lengths", extra=lengths
+        ),
         tmp_path,
     )
 

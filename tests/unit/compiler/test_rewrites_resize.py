@@ -15,7 +15,9 @@ def resize(attributes, *, scales=None, sizes=None, opset=19):
     inputs = ", , scales" if scales else ", , , sizes"
     given = {"scales": np.array(scales, np.float32)} if scales else {"sizes": np.array(sizes, np.int64)}
     return model(
-        f"g (float[n, c, h, w] x) => (float[n, c, a, b] y) {{ y = Resize <{attributes}> (x{inputs}) }}", given, opset=opset
+        f"g (float[n, c, h, w] x) => (float[n, c, a, b] y) {{ y = Resize <{attributes}> (x{inputs}) }}",
+        given,
+        opset=opset,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 
 import pytest
 
-from hone.kernels import Entry, KernelsCache, MissReason
+from hone.kernels import Entry, KernelsCache, MissReason, eviction, holds
+from hone.kernels import cache as cache_module
+from hone.kernels.folder import CacheFolder
+from hone.kernels.staging import move_away
 from tests.unit.kernels.support import ARCHITECTURE, DEVICE, child, key, staged
 
 SIZE = 10_000
@@ -198,8 +202,6 @@ def test_holding_what_went_says_so(cache):
 
 def test_what_is_used_during_an_eviction_stays(cache, monkeypatch):
     """The list was made a moment ago; a use since then must be seen."""
-    from hone.kernels import eviction
-
     publish(cache, 1)
     publish(cache, 2)
     real = eviction._required_by_held
@@ -302,27 +304,72 @@ def test_getting_while_another_evicts_is_a_hit_or_absent(root):
     assert {reason for _, reason in cache.statistics.snapshot().misses} <= {"absent"}
 
 
-def test_someone_who_only_looks_is_no_reason_to_miss(root):
-    """An eviction asks of each artifact whether it is held, which must not turn away who wants to hold it."""
+def test_someone_who_only_looks_is_no_reason_to_miss(root, monkeypatch):
+    """An eviction asks of each artifact whether it is held: who wants to hold it then waits until it has its answer."""
     cache = KernelsCache(root)
     evictor = KernelsCache(root)
     entry = publish(cache, 1)
-    assert cache.hold(entry)  # so that evictions never succeed
-    second = KernelsCache(root)
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            evictor.evict(0)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        for _ in range(300):
-            found = second.get("artifacts", key(1), DEVICE, hold=True)
-            assert isinstance(found, Entry)
-            second.release(found)
-    finally:
-        stop.set()
-        thread.join()
+    waiting = threading.Event()
+    monkeypatch.setattr(holds.time, "sleep", lambda _seconds: waiting.set())
+    found = []
+    thread = threading.Thread(target=lambda: found.append(cache.get("artifacts", key(1), DEVICE, hold=True)))
+    with evictor._holds.exclusively(entry.path) as inode:
+        assert inode == entry.inode
+        thread.start()
+        assert waiting.wait(30)
+    thread.join()
+    assert found == [entry]
     cache.close()
+
+
+def test_someone_who_stopped_while_looking_is_not_waited_for_long(root, monkeypatch):
+    cache = KernelsCache(root)
+    evictor = KernelsCache(root)
+    entry = publish(cache, 1)
+    monkeypatch.setattr(holds, "_PATIENCE_SECONDS", 0.05)
+    with evictor._holds.exclusively(entry.path):
+        assert cache.get("artifacts", key(1), DEVICE, hold=True).reason is MissReason.ABSENT
+    assert isinstance(cache.get("artifacts", key(1), DEVICE, hold=True), Entry)
+    cache.close()
+
+
+def test_an_entry_that_was_replaced_is_not_removed_for_the_old_one(root, monkeypatch):
+    cache = KernelsCache(root)
+    old = publish(cache, 1)
+    real = fcntl.flock
+
+    def replace_first(descriptor, operation):
+        monkeypatch.undo()
+        cache.publish("artifacts", key(1), DEVICE, {"a": b"new"}, {}, replace=True)
+        return real(descriptor, operation)
+
+    monkeypatch.setattr(holds.fcntl, "flock", replace_first)
+    with cache._holds.exclusively(old.path) as inode:
+        assert inode is None
+
+
+def test_an_entry_that_was_replaced_while_it_was_got_is_not_held_as_the_old_one(root, monkeypatch):
+    cache = KernelsCache(root)
+    publish(cache, 1)
+    real = cache_module.read_entry
+
+    def replace_first(path, name):
+        monkeypatch.undo()
+        cache.publish("artifacts", key(1), DEVICE, {"a": b"new"}, {}, replace=True)
+        return real(path, name)
+
+    monkeypatch.setattr(cache_module, "read_entry", replace_first)
+    assert cache.get("artifacts", key(1), DEVICE, hold=True).reason is MissReason.ABSENT
+    assert cache._holds.num_held == 0
+
+
+def test_what_came_meanwhile_is_put_back(root):
+    """A damaged entry is taken away by what was seen of it; a good one that took its place is not."""
+    cache = KernelsCache(root)
+    entry = publish(cache, 1)
+    folder = CacheFolder(root)
+    assert not move_away(entry.path, folder, inode=entry.path.stat().st_ino + 1)
+    assert cache.get("artifacts", key(1), DEVICE) == entry
+    assert move_away(entry.path, folder, inode=entry.path.stat().st_ino)
+    assert not cache.get("artifacts", key(1), DEVICE)
+    assert staged(root) == []

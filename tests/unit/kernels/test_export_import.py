@@ -265,6 +265,7 @@ def with_content(parts, suffix, content):
     ("change", "told"),
     [
         (lambda parts: with_content(parts, "/a", b"evil" * 2000), "not what its entry's manifest says"),
+        (lambda parts: with_content(parts, f"decisions/{key(1)}/a", b"decisions b" * 1000), "not what its entry's"),
         (lambda parts: with_content(parts, "/a", b""), "not what its entry's manifest says"),
         (lambda parts: drop(parts, "/b.json"), "file 'b.json' is in only one"),
         (lambda parts: [*parts, part(f"{DEVICE}/decisions/{key(1)}/extra")], "file 'extra' is in only one"),

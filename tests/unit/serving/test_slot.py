@@ -127,7 +127,7 @@ def test_specializations_survive_a_reload_that_changes_the_configuration_only():
     old.close()
     assert not tuned.closed
     assert runs(new, 1) is tuned
-    assert new.promote([special(FakeEngine())]) == [2]
+    new.promote([special(FakeEngine())])
     new.close()
     assert tuned.closed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
 from tvm import tirx
@@ -31,5 +30,7 @@ def schedule(mod: tvm.IRModule, target: CpuTarget, choices: Choices) -> tuple[tv
             continue
         scheduled = plain_schedule(func, target)
         functions[name] = scheduled.func
-        report.append(ScheduledFunction(str(name.name_hint), scheduled.rule, scheduled.microseconds, scheduled.parallel))
+        report.append(
+            ScheduledFunction(str(name.name_hint), scheduled.rule, scheduled.microseconds, scheduled.parallel)
+        )
     return tvm.IRModule(functions, attrs=mod.attrs), report

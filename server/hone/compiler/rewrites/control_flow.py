@@ -21,7 +21,11 @@ from hone.compiler.rewrites.evaluate import Evaluator
 MAX_ROUNDS = 128
 MAX_NODES = 20_000
 
-_FLOATS: dict[int | None, type[np.floating[Any]]] = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.FLOAT16: np.float16}
+_FLOATS: dict[int | None, type[np.floating[Any]]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.DOUBLE: np.float64,
+    TensorProto.FLOAT16: np.float16,
+}
 
 
 def resolve_if(graph: Graph, node: NodeProto) -> list[NodeProto] | None:

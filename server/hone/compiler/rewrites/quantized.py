@@ -68,7 +68,9 @@ def qlinear_matmul(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     sums = []
     for start, end in parts:
         if len(parts) > 1:
-            product = emit("MatMul", emit.slice(x, len(left) - 1, start, end), emit.slice(y, len(right) - 2, start, end))
+            product = emit(
+                "MatMul", emit.slice(x, len(left) - 1, start, end), emit.slice(y, len(right) - 2, start, end)
+            )
         else:
             product = emit("MatMul", x, y)
         sums.append(emit.cast(product, TensorProto.INT32))

@@ -62,10 +62,7 @@ def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         reverse = direction == 1 or attribute(node, "direction", "forward") == "reverse"
         matrix = _Matrices(emit, layer, direction)
         step = _STEPS[node.op_type](emit, node, matrix, given, activations[direction])
-        state = [
-            _initial(emit, given_state, layer, direction, batch_first)
-            for given_state in states_given
-        ]
+        state = [_initial(emit, given_state, layer, direction, batch_first) for given_state in states_given]
         flat = emit.reshape(sequence, (layer.steps * layer.batch, layer.size))
         products = emit("MatMul", flat, matrix.transposed(given[1]))
         bias = step_bias(matrix, given[3], node, gates)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import onnxruntime as ort
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from hone.compiler import baseline
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
 from hone.types import Array
 
@@ -107,15 +107,13 @@ def _matrix(graph: Graph, node: NodeProto, before: int, after: int, factor: floa
     )
     opsets = [helper.make_opsetid("", graph.opset)]
     model = helper.make_model(form, opset_imports=opsets, ir_version=graph.model.ir_version)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
+    unit_vectors = np.eye(before, dtype=np.float32).reshape(shape)
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        (result,) = session.run(None, {"x": np.eye(before, dtype=np.float32).reshape(shape)})
+        (result,) = baseline.session(model.SerializeToString()).run(None, {"x": unit_vectors})
     except Exception:  # its exceptions have no common root; the importer has to see for itself
         return None
-    return np.asarray(result, np.float32)[0, 0]
+    matrix: Array = np.asarray(result, np.float32)[0, 0]
+    return matrix
 
 
 def _apply(emit: Emitter, value: str, matrix: Array, axis: int, rank: int, picks: bool) -> str:

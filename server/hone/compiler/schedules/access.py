@@ -33,7 +33,7 @@ class Loop:
 
     @property
     def contiguous(self) -> bool:
-        """Whether its steps can be lanes of a vector: neighbours in what is written, neighbours or one in what is read."""
+        """Whether its steps can be lanes of a vector: neighbours in what is written, neighbours or one where read."""
         return self.write == 1 and all(step in (0, 1) for step in self.reads)
 
     @property
@@ -97,9 +97,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
         analyzer.bind(variable.var, ir.Range(0, size))
     write = _places(block.writes[0], analyzer)
     # A reduction reads what it writes: that is not a read of its own.
-    reads = [
-        _places(region, analyzer) for region in block.reads if not region.source.same_as(block.writes[0].source)
-    ]
+    reads = [_places(region, analyzer) for region in block.reads if not region.source.same_as(block.writes[0].source)]
     return Block(
         rv=rv,
         name=str(block.name_hint),

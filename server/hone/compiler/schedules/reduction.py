@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from hone.compiler.schedules.access import Block, Loop, read_block
+from hone.compiler.schedules.access import Block, Loop
 from hone.compiler.schedules.elementwise import schedule_elementwise
 from hone.compiler.schedules.vectors import divisor, lanes_of, partial_width
 from hone.compiler.target import CpuTarget

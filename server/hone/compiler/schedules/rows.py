@@ -47,8 +47,7 @@ def schedule_rows(schedule: Schedule, blocks: list[Block], target: CpuTarget, *,
         else:
             schedule_elementwise(schedule, moved, target, parallel=False)
     rest = tuple(
-        replace(loop, rv=rv)
-        for loop, rv in zip(out.loops[shared:], list(schedule.get_loops(out.rv))[1:], strict=True)
+        replace(loop, rv=rv) for loop, rv in zip(out.loops[shared:], list(schedule.get_loops(out.rv))[1:], strict=True)
     )
     schedule_elementwise(schedule, replace(out, loops=rest), target, parallel=False)
 

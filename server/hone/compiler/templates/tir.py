@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hone.compiler.build import Library, build_functions, source_digest, toolchain
 from hone.compiler.target import CpuTarget

@@ -89,7 +89,7 @@ class BlockedConvolution(TirTemplate):
         )
 
     def layouts(self, channels_in: int, channels_out: int, target: CpuTarget) -> tuple[str, str, str] | None:
-        """Data, weight and output layouts that this template wants for a convolution of one group; None: not its kind."""
+        """Data, weight and output layouts that this template wants for a convolution; None: not its kind."""
         block_out = channel_block(channels_out, target)
         if not block_out:
             return None
@@ -101,7 +101,7 @@ class BlockedConvolution(TirTemplate):
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
         s = sizes_of(workload)
         vectors = max(1, s.block_out // target.lanes)  # registers one block takes
-        # Beside the accumulators: the weights, read one step ahead by LLVM, and one broadcast input. One more and it spills.
+        # Beside the accumulators: weights, which LLVM reads one step ahead, and one input. One more, and it spills.
         found: list[tuple[float, Candidate]] = []
         for blocks, rows, columns in itertools.product((1, 2, 3, 4), (1, 2, 4, 7), range(1, 29)):
             if s.blocks_out % blocks or s.out_h % rows or s.out_w % columns:

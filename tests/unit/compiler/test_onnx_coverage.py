@@ -1,0 +1,44 @@
+"""A fixed hundred of ONNX's operator cases import, compile and match as recorded: coverage can only grow.
+
+After an improvement, `python -m benchmarks.onnx_coverage --record` writes the record anew.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.onnx_coverage import SAMPLE, Worker
+from benchmarks.onnx_coverage_table import render
+
+
+@pytest.fixture(scope="module")
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+RECORD = json.loads(SAMPLE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", RECORD)
+def test_case(case, worker):
+    outcome = worker.examine(case, ())
+    reached = {"stage": outcome.stage, "blamed": outcome.blamed, "constants": outcome.constants}
+    assert reached == RECORD[case], outcome.reason
+
+
+def test_the_sample_is_a_hundred_cases_of_many_operators():
+    assert len(RECORD) == 100
+    assert sum(expected["stage"] == "ok" for expected in RECORD.values()) >= 80
+
+
+def test_the_table_counts_what_it_is_given(worker):
+    outcomes = [worker.examine(case, ("Relu",)) for case in ("test_relu", "test_nonzero_example")]
+    text = render(outcomes)
+    assert "**1 of 2 (50%) import, compile and match.**" in text
+    assert "| Relu | 1 | 1 | 1 | 1 |  |" in text
+    assert "import: the shape of an output depends on values (NonZero)" in text
