@@ -37,6 +37,7 @@ from hone.serving.shared_memory import SharedMemoryRegions
 from hone.specialization import Observers
 from hone.tracing import TraceControl, open_tracer
 from hone.tuning.assembly import BackgroundTuning
+from hone.tuning.metrics import TuningCollector
 
 _log = logging.getLogger(__name__)
 
@@ -96,14 +97,17 @@ class Application:
             allow_file_override=settings.allow_file_override,
         )
         self._registry = ModelRegistry()
+        collectors = CollectorRegistry()
         self._metrics = Metrics(
-            CollectorRegistry(),
+            collectors,
             allow_cpu_metrics=settings.allow_cpu_metrics,
             allow_gpu_metrics=settings.allow_gpu_metrics,
             interval_ms=settings.metrics_interval_ms,
         )
         self._completions = Completions(loop)
         self._tuning = BackgroundTuning(settings, self._registry) if settings.tuning != "off" else None
+        if self._tuning is not None:
+            collectors.register(TuningCollector(self._tuning))
         self._lifecycle = ModelLifecycle(
             self._repository,
             self._registry,

@@ -1,4 +1,4 @@
-"""The `hone` command: `hone serve` and `hone infer`.
+"""The `hone` command: `serve`, `infer`, `tune`, `cache` and `doctor`.
 
 Exit codes: 0 done, 1 it failed (the reason is on standard error), 2 unusable arguments.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from hone import __version__
-from hone.cli import infer, serve
+from hone.cli import cache, doctor, infer, serve, tune
 from hone.errors import HoneError
 
 
@@ -21,6 +21,9 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
     infer.add_parser(commands)
+    tune.add_parser(commands)
+    cache.add_parser(commands)
+    doctor.add_parser(commands)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         command = commands.choices[parsed.command]

@@ -23,6 +23,9 @@ from hone.compiler.target import CpuTarget
 LINKERS = ("g++", "clang++", "c++")
 
 
+_TOLD = "Error message:"
+
+
 class BuildFailed(Exception):
     """TVM could not make code of a function: `reason` is its first line."""
 
@@ -61,7 +64,7 @@ def build_functions(functions: Mapping[str, Any], target: CpuTarget) -> Library:
         built = tvm.tirx.build(module, target=target.tvm())
     except Exception as problem:  # TVM raises whatever its passes raise; a candidate that fails is a result
         raise BuildFailed(", ".join(functions), problem) from problem
-    return Library(getattr(built, "mod", built))
+    return Library(built)
 
 
 def link(module: Any, path: Path) -> None:
@@ -107,8 +110,10 @@ def source_digest(files: Iterable[Path]) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """TVM's messages end with a C++ trace; what went wrong is the first line that says something."""
+    """TVM's messages hold code and C++ traces; what went wrong is the first line, or where it says so."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    told = [line.removeprefix(_TOLD).strip() for line in lines if line.startswith(_TOLD)]
+    lines = told or lines
     return lines[0] if lines else type(problem).__name__
 
 

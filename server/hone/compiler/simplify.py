@@ -8,7 +8,6 @@ operators.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -85,19 +84,14 @@ def simplify(graph: Graph, *, with_weights: bool) -> None:
     With weights it also folds them (batch normalizations, transposed matrices); later passes need not repeat that.
     """
     model = graph.attached() if with_weights else graph.model
-    with tempfile.TemporaryDirectory(prefix="hone-import-") as folder:
-        source, optimized = Path(folder) / "source.onnx", Path(folder) / "optimized.onnx"
-        large = sum(array.nbytes for array in graph.weights.values()) > _MAX_MESSAGE_BYTES and with_weights
-        try:
-            onnx.save_model(model, source, save_as_external_data=large, location="source.bin")
-            baseline.simplify_file(source, optimized, external_weights=large)
-            result = onnx.load(optimized)
-        except OSError:
-            raise
-        except Exception as problem:  # its exceptions have no common root below Exception
-            reason = first_line(problem).replace(folder, "")
-            named = _NAMED.search(reason)
-            raise CannotSimplify(f"ONNX Runtime: {reason}", named.group(1) if named else "") from problem
+    large = with_weights and sum(array.nbytes for array in graph.weights.values()) > _MAX_MESSAGE_BYTES
+    try:
+        result = baseline.simplified(model, external_weights=large)
+    except OSError:
+        raise
+    except Exception as problem:  # its exceptions have no common root below Exception
+        named = _NAMED.search(str(problem))
+        raise CannotSimplify(f"ONNX Runtime: {first_line(problem)}", named.group(1) if named else "") from problem
     _drop_unused_domains(result)
     graph.replace_model(result)
 

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _DEVICE = "cpu0"
 _MIB = 1 << 20
-_PROBATION_FOLDER = "probation"
+_PROBATION_FOLDER = ".probation"
 
 
 class BackgroundTuning:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hone.specialization import Specialization, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.planner import Memory
-from hone.tuning.ports import EngineLoader, Promotion
+from hone.tuning.ports import EngineLoader, Promotion, TunableVersion
 from hone.tuning.probation import Death, Probation
 from hone.tuning.promote import Refused, prepare
 from hone.tuning.record import Bucket, Record
@@ -94,7 +94,7 @@ class Promoter:
         samples = list(record.version.samples())
         for bucket in waiting:
             known = self._memories[bucket.device].recall(bucket.digest)
-            told = known.entry.manifest.get("inputs") if known.entry is not None else None
+            told = known.entry.manifest.get("domains") if known.entry is not None else None
             made = prepare(bucket, told, record.version, record.tuning, samples, self._load)
             if isinstance(made, Specialization):
                 ready.append(made)
@@ -146,6 +146,12 @@ class Promoter:
         for bucket in record.buckets.values():
             if bucket.generation:
                 self.roll_back(record, bucket, reason, "request")
+
+    def renew(self, version: TunableVersion) -> None:
+        """The version was reloaded with another configuration: its generations go on, and its baseline is another."""
+        for watched in self._watch.watched():
+            if watched.ref == version.ref:
+                watched.baseline, watched.instances = version.baseline, None
 
     def forget(self, ref: VersionRef) -> None:
         """The version is gone, and its generations with it."""

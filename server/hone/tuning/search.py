@@ -1,7 +1,9 @@
 """Which candidate of a template is fastest for a workload, on this machine. In the child only.
 
-Every candidate is built, compared with the template's own first guess, and timed a few times; the best few are then
-timed in turns, so that what disturbs one disturbs all. The ranking is kept as a decision: no model asks again.
+Candidates are built, compared with the template's own first guess, and timed a few times; the best few are then timed
+in turns, so that what disturbs one disturbs all. They come best guess first, so a search ends when a number of them in
+a row was no better: fewer for short kernels, where there is little to win. The ranking is kept as a decision: no model
+asks again.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ _FINAL_ROUNDS = 9
 _FIRST_TIMES = 3
 _SAMPLE_NS = 500_000
 _MAX_REPEATS = 1000
+#: Candidates in a row that may be no better, by the nanoseconds of the best.
+_PATIENCE = ((20_000, 5), (100_000, 10), (500_000, 20), (float("inf"), 40))
+_BETTER = 0.98
 #: Candidates compute the same sums in other orders.
 _TOLERANCE = 1e-3
 _DTYPES = {dtype.name: dtype for datatype, dtype in NUMPY_DTYPES.items() if datatype != "BYTES"}
@@ -72,6 +77,7 @@ class Search:
     counts: SearchCounts = field(default_factory=SearchCounts)
     clock: Callable[[], int] = time.perf_counter_ns
     _known: dict[str, Candidate] = field(default_factory=dict)
+    _winners: dict[str, list[Candidate]] = field(default_factory=dict)
 
     def decide(
         self,
@@ -110,8 +116,21 @@ class Search:
         if template_named(candidate.template) is None:
             return None
         self.counts.num_remembered += 1
-        self._known[workload.digest] = candidate
+        self._remember(workload, candidate)
         return candidate
+
+    def _remember(self, workload: Workload, candidate: Candidate) -> None:
+        self._known[workload.digest] = candidate
+        winners = self._winners.setdefault(workload.op, [])
+        if candidate not in winners:
+            winners.insert(0, candidate)
+
+    def _ordered(self, template: Template, workload: Workload) -> list[Candidate]:
+        """The template's first guess, then what won for others of the operator (another batch size, say), then the
+        rest in the template's order."""
+        candidates = list(template.candidates(workload, self.target))
+        winners = [candidate for candidate in self._winners.get(workload.op, ()) if candidate in candidates]
+        return list(dict.fromkeys([*candidates[:1], *winners, *candidates]))
 
     def _search(self, workload: Workload, seconds: float, tell: Callable[[str], None]) -> Candidate | None:
         template = template_for(workload, self.target)
@@ -119,15 +138,18 @@ class Search:
             return None
         deadline = time.monotonic() + seconds
         data = _Data(workload)
-        candidates = template.candidates(workload, self.target)
+        candidates = self._ordered(template, workload)
         tried: list[tuple[float, Candidate, BuiltKernel]] = []
         expected: Array | None = None
         complete = True
+        best_ns, num_no_better = float("inf"), 0
         for i, candidate in enumerate(candidates):
             if tried and time.monotonic() > deadline:
                 complete = False
                 break
-            best = f", best {min(tried, key=lambda one: one[0])[0] / 1e3:.1f} us" if tried else ""
+            if num_no_better >= next(patience for ns, patience in _PATIENCE if best_ns <= ns):
+                break
+            best = f", best {best_ns / 1e3:.1f} us" if tried else ""
             tell(f"searching {workload}: candidate {i + 1} of {len(candidates)}{best}")
             kernel = self._build(template, workload, candidate)
             if kernel is None:
@@ -137,12 +159,15 @@ class Search:
                 self.counts.num_failed += 1
                 continue
             expected = output if expected is None else expected
-            tried.append((min(self._time(kernel, data) for _ in range(_FIRST_TIMES)), candidate, kernel))
+            ns = min(self._time(kernel, data) for _ in range(_FIRST_TIMES))
+            tried.append((ns, candidate, kernel))
+            num_no_better = 0 if ns < _BETTER * best_ns else num_no_better + 1
+            best_ns = min(best_ns, ns)
             self.counts.num_measured += 1
         if not tried:
             return None
         ranking = self._final(sorted(tried, key=lambda one: one[0]), data)
-        self._known[workload.digest] = ranking[0].candidate
+        self._remember(workload, ranking[0].candidate)
         if complete:
             self._keep(workload, ranking)
         return ranking[0].candidate

@@ -249,7 +249,7 @@ class _Specializing:
         manifest = {
             "verdict": told,
             "signature": self.signature.to_json(),
-            "inputs": None
+            "domains": None
             if evidence.domains is None
             else {name: domain.to_json() for name, domain in evidence.domains.items()},
         }

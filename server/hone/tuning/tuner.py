@@ -205,6 +205,7 @@ class Tuner:
         return None
 
     def _finish(self, ref: VersionRef) -> None:
+        self._follow_models()  # it may have been reloaded with another configuration since the last look
         self._promoter.promote(ref)
         record = self._book.records.get(ref)
         if record is not None:
@@ -237,6 +238,7 @@ class Tuner:
     def _renew(self, record: Record, version: TunableVersion) -> None:
         """The same graph with another configuration: specializations stay where the settings allow it."""
         record.version, record.sampled = version, None
+        self._promoter.renew(version)
         if self._planner.configure(record):
             self._drop(record, "its tuning settings changed")
             record.buckets.clear()

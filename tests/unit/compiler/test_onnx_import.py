@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from hone.compiler import simplify
 from hone.compiler.onnx_graph import MAX_INLINE_ITEMS
 from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
 from hone.types import TensorSpec
@@ -220,6 +222,26 @@ def test_weights_in_a_file_of_their_own(tmp_path):
     assert set(result.initializers.values()) == {"w1", "b1", "w2"}
 
 
+def test_weights_too_large_for_one_message(tmp_path, monkeypatch):
+    proto = model(CLASSIFIER, weights())
+    digest = imported(proto, {"x": (1, 12)}, tmp_path).graph_digest
+    monkeypatch.setattr(simplify, "_MAX_MESSAGE_BYTES", 0)
+    result = imported(proto, {"x": (1, 12)}, tmp_path)
+    assert result.graph_digest == digest
+    assert set(result.initializers.values()) == {"w1", "b1", "w2"}
+
+
+def test_nothing_is_left_in_the_folder_of_temporary_files(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    made = []
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda *arguments, **keywords: made.append(arguments))
+    assert isinstance(import_model(DIGITS, {"image": (1, 1, 8, 8)}), ImportedModel)
+    assert not made
+    assert not list(scratch.iterdir())
+
+
 def test_initializers_listed_as_inputs(tmp_path):
     proto = model(CLASSIFIER, weights())
     for tensor in proto.graph.initializer:
@@ -227,6 +249,49 @@ def test_initializers_listed_as_inputs(tmp_path):
     proto.ir_version = 3
     proto.opset_import[0].version = 9
     assert imported(proto, {"x": (1, 12)}, tmp_path).inputs == (TensorSpec("x", "FP32", (1, 12)),)
+
+
+def test_a_dynamically_quantized_chain(tmp_path):
+    """As onnxruntime.quantization.quantize_dynamic writes it: scales and zero points are computed at run time."""
+    rng = np.random.default_rng(9)
+    proto = model(
+        """g (float[n, 3, 6, 6] x) => (float[a, b] y) {
+            xq, xs, xz = DynamicQuantizeLinear (x)
+            sums = ConvInteger <pads = [1, 1, 1, 1]> (xq, wq, xz, wz)
+            numbers = Cast <to = 1> (sums)
+            scale = Mul (xs, ws)
+            scaled = Mul (numbers, scale)
+            active = Relu (scaled)
+            flat = Flatten (active)
+            fq, fs, fz = DynamicQuantizeLinear (flat)
+            more = MatMulInteger (fq, vq, fz, vz)
+            floats = Cast <to = 1> (more)
+            factor = Mul (fs, vs)
+            y = Mul (floats, factor)
+        }""",
+        {
+            "wq": rng.integers(-127, 128, (8, 3, 3, 3)).astype(np.int8),
+            "wz": np.array(0, np.int8),
+            "ws": np.array(0.01, np.float32),
+            "vq": rng.integers(0, 256, (288, 10)).astype(np.uint8),
+            "vz": np.array(121, np.uint8),
+            "vs": np.array(0.02, np.float32),
+        },
+    )
+    x = rng.normal(size=(2, 3, 6, 6)).astype(np.float32)
+    result = imported(proto, {"x": x.shape}, tmp_path)
+    assert_same(run_compiled(result, {"x": x}), run(proto, {"x": x}), tolerance=1e-4)
+
+
+def test_half_precision(tmp_path):
+    given = {name: value.astype(np.float16) for name, value in weights().items()}
+    proto = model(CLASSIFIER.replace("float[", "float16["), given)
+    x = RNG.normal(size=(2, 12)).astype(np.float16)
+    result = imported(proto, {"x": x.shape}, tmp_path)
+    assert result.inputs == (TensorSpec("x", "FP16", (2, 12)),)
+    (got,), (wanted,) = run_compiled(result, {"x": x}), run(proto, {"x": x})
+    assert got.dtype == wanted.dtype
+    np.testing.assert_allclose(got, wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_an_output_without_a_node(tmp_path):

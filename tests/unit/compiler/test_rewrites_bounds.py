@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hone.compiler.rewrites.bounds import bound_indices
+from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
 from tests.unit.compiler.graphs import assert_same, graph_of, model, run
 
 DATA = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -57,3 +57,30 @@ def test_constant_indices_cost_nothing(tmp_path):
     graph = graph_of(proto, {"x": DATA}, tmp_path)
     bound_indices(graph)
     assert [node.op_type for node in graph.nodes] == ["Gather"]
+
+
+def test_regions_point_to_images_of_the_batch(tmp_path):
+    proto = model(
+        "g (float[2, 1, 6, 6] x, float[r, 4] rois, int64[r] image) => (float[a, b, c, d] y) {"
+        " y = RoiAlign <output_height = 2, output_width = 2> (x, rois, image) }"
+    )
+    inputs = {
+        "x": np.random.default_rng(1).random((2, 1, 6, 6), np.float32),
+        "rois": np.array([[0, 0, 4, 4], [1, 1, 5, 5]], np.float32),
+        "image": np.array([0, 1]),
+    }
+    graph = graph_of(proto, inputs, tmp_path)
+    bound_indices(graph)
+    assert_same(run(graph.attached(), inputs), run(proto, inputs))
+    last = run(proto, inputs | {"image": np.array([0, 1])})
+    assert_same(run(graph.attached(), inputs | {"image": np.array([-7, 99])}), last)
+
+
+def test_indices_that_cannot_be_held_are_refused(tmp_path):
+    proto = model(
+        "g (float[1, 1, 6, 6] x, float[1, 5] rois) => (float[a, b, c, d] y) {"
+        " y = MaxRoiPool <pooled_shape = [2, 2]> (x, rois) }"
+    )
+    inputs = {"x": np.zeros((1, 1, 6, 6), np.float32), "rois": np.zeros((1, 5), np.float32)}
+    with pytest.raises(UnboundedIndex, match="MaxRoiPool"):
+        bound_indices(graph_of(proto, inputs, tmp_path))

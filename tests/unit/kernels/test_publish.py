@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_everything_is_on_the_disk_before_it_has_its_name(root, monkeypatch):
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         real(descriptor)
 
     cache = KernelsCache(root, on_step=events.append)

@@ -20,17 +20,25 @@ _INDICES = {
     "GatherElements": 1,
     "GatherND": 1,
     "MaxUnpool": 1,
+    "RoiAlign": 2,
     "Scatter": 1,
     "ScatterElements": 1,
     "ScatterND": 1,
 }
 
 
+#: Operators with indices that cannot be held: they come as one tensor with other numbers.
+_UNBOUNDED = frozenset({"MaxRoiPool"})
+
+#: Operators whose indices do not count from the end when negative.
+_NOT_FROM_END = frozenset({"MaxUnpool", "RoiAlign"})
+
+
 class UnboundedIndex(Exception):
-    """Indices from a request into a tensor of unknown shape."""
+    """Indices from a request that cannot be held to their tensor."""
 
     def __init__(self, operator: str) -> None:
-        super().__init__(f"{operator}: indices cannot be held to a tensor of unknown shape")
+        super().__init__(f"{operator}: its indices cannot be held to the tensor they point into")
         self.operator = operator
 
 
@@ -42,6 +50,8 @@ def bound_indices(graph: Graph) -> None:
     nodes: list[NodeProto] = []
     for node in list(graph.nodes):
         place = _INDICES.get(node.op_type)
+        if node.op_type in _UNBOUNDED:
+            raise UnboundedIndex(node.op_type)
         if place is None or graph.constant(node.input[place]) is not None:
             nodes.append(node)
             continue
@@ -52,7 +62,7 @@ def bound_indices(graph: Graph) -> None:
             raise UnboundedIndex(node.op_type)
         kind = helper.tensor_dtype_to_np_dtype(dtype)
         highest = np.array([max(size - 1, 0) for size in sizes], kind)
-        lowest = np.zeros_like(highest) if node.op_type == "MaxUnpool" else np.array([-size for size in sizes], kind)
+        lowest = np.zeros_like(highest) if node.op_type in _NOT_FROM_END else np.array([-size for size in sizes], kind)
         if len(sizes) == 1:
             highest, lowest = highest.reshape(()), lowest.reshape(())
         bounded = emit("Max", emit("Min", node.input[place], emit.constant(highest)), emit.constant(lowest))
@@ -74,6 +84,8 @@ def _sizes(graph: Graph, node: NodeProto) -> Sequence[int] | None:
         return None if made is None else [int(np.prod(made))]
     if shape is None:
         return None
+    if node.op_type == "RoiAlign":
+        return shape[:1]
     if node.op_type in ("GatherND", "ScatterND"):
         indices = graph.shape(node.input[1])
         first = attribute(node, "batch_dims", 0)

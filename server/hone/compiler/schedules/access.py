@@ -116,6 +116,32 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
     )
 
 
+def loops_of_axes(schedule: Schedule, rv: Any) -> list[list[Any]]:
+    """For each axis of a block, in its order, the loops that it is made of: transformed blocks have them in any order."""
+    block = schedule.get(rv)
+    found: list[Any] = []
+
+    def see(realize: Any) -> None:
+        if realize.block.same_as(block):
+            found.append(realize)
+
+    tvm_ffi.structural.structural_walk(schedule.mod["main"].body, (SBlockRealize, see))
+    (realize,) = found
+    loops = [(loop, schedule.get(loop).loop_var) for loop in schedule.get_loops(rv)]
+    return [[loop for loop, variable in loops if _mentions(value, variable)] for value in realize.iter_values]
+
+
+def _mentions(expression: Any, variable: Any) -> bool:
+    seen = False
+
+    def see(other: Any) -> None:
+        nonlocal seen
+        seen = seen or other.same_as(variable)
+
+    tvm_ffi.structural.structural_walk(expression, (ir.Var, see))
+    return seen
+
+
 def _extent(loop: Any) -> int | None:
     extent, start = loop.extent, loop.min
     if not isinstance(extent, tirx.IntImm) or not isinstance(start, tirx.IntImm) or int(start) != 0:

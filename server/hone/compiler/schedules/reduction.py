@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from hone.compiler.schedules.access import Block, Loop
+from hone.compiler.schedules.access import Block, Loop, loops_of_axes
 from hone.compiler.schedules.elementwise import schedule_elementwise
 from hone.compiler.schedules.vectors import divisor, lanes_of, partial_width
 from hone.compiler.target import CpuTarget
@@ -137,12 +137,12 @@ def _over_inputs(
 
 def vectorize_partial(schedule: Schedule, partial: Any) -> None:
     """The lanes of a block made by `split_into_lanes` become the innermost loop, and a vector."""
-    loops = list(schedule.get_loops(partial))
+    axes = loops_of_axes(schedule, partial)
     kinds = [int(variable.iter_type) for variable in schedule.get(partial).iter_vars]
-    own = loops[-len(kinds) :]
-    reduction = [loop for loop, kind in zip(own, kinds, strict=True) if kind != 0]
-    spatial = [loop for loop, kind in zip(own, kinds, strict=True) if kind == 0]
-    schedule.reorder(*spatial[:-1], *reduction, spatial[-1])
-    schedule.vectorize(spatial[-1])
+    # The first axis is the one that was split off.
+    lanes = axes[0][-1]
+    reduction = [loops[-1] for loops, kind in zip(axes, kinds, strict=True) if kind != 0 and loops]
+    schedule.reorder(*reduction, lanes)
+    schedule.vectorize(lanes)
     init = schedule.decompose_reduction(partial, reduction[0])
     schedule.vectorize(schedule.get_loops(init)[-1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from hone.compiler.build import Library, build_functions, source_digest, toolchain
+from tvm.s_tir import ScheduleError
+
+from hone.compiler.build import BuildFailed, Library, build_functions, source_digest, toolchain
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import KERNEL_PREFIX, Candidate
 from hone.compiler.workload import Workload
@@ -22,7 +24,10 @@ class TirKernel:
     def __init__(self, name: str, digest: str, library: Library) -> None:
         self.name, self.digest = name, digest
         self._library = library
-        self._function = library.function(name)
+
+    @cached_property
+    def _function(self) -> Any:
+        return self._library.function(self.name)
 
     def __call__(self, *tensors: Any) -> None:
         self._function(*tensors)
@@ -64,7 +69,11 @@ class TirTemplate:
     def build(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> TirKernel:
         digest = self.digest(workload, candidate, target)
         name = KERNEL_PREFIX + digest
-        return TirKernel(name, digest, build_functions({name: self.prim_func(workload, candidate, target)}, target))
+        try:
+            func = self.prim_func(workload, candidate, target)
+        except ScheduleError as problem:
+            raise BuildFailed(f"{candidate} for {workload}", problem) from problem
+        return TirKernel(name, digest, build_functions({name: func}, target))
 
 
 @cache
