@@ -41,7 +41,8 @@ MAX_ROUNDS = 8
 
 _DATATYPES = {dtype.name: datatype for datatype, dtype in NUMPY_DTYPES.items() if datatype != BYTES}
 
-#: Operators whose output's shape depends on values. A specialization has fixed shapes.
+#: Operators whose output's shape depends on values. A specialization has fixed shapes; and the importer gives
+#: NonMaxSuppression a shape that does not hold, and thresholds of its own where they are no constants.
 _SHAPED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 
@@ -189,6 +190,8 @@ def _check_operators(graph: Graph) -> None:
             continue
         if node.domain not in ONNX_DOMAINS:
             raise _CannotImport(node.op_type, f"operator {node.op_type} of domain {node.domain} has no converter")
+        if node.op_type in _SHAPED_BY_DATA:
+            raise _CannotImport(node.op_type, f"the shape of what {node.op_type} gives depends on values")
         if node.op_type not in known or subgraphs(node):
             raise _CannotImport(node.op_type, f"operator {node.op_type} has no converter")
     form = graph.model.graph
@@ -228,17 +231,28 @@ def _inline_constants(form: GraphProto) -> None:
 
 
 def _output_types(mod: tvm.IRModule, graph: Graph) -> list[Any]:
-    result = mod["main"].ret_ty
-    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    """Types of the outputs. Raises _CannotImport where a shape, there or on the way, is known at run time only."""
+    main = mod["main"]
+    types = list(main.ret_ty.fields) if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
     form = graph.model.graph
     for value, kind in zip(form.output, types, strict=True):
+        operator = _maker(form, value.name)
         if not isinstance(kind, relax.TensorType):
-            raise _CannotImport(_maker(form, value.name), f"output {value.name} is no tensor")
-        if kind.shape is None or not all(isinstance(dim, (int, tvm.tirx.IntImm)) for dim in kind.shape):
-            makers = [node.op_type for node in form.node if node.op_type in _SHAPED_BY_DATA]
-            operator = makers[0] if makers else _maker(form, value.name)
+            raise _CannotImport(operator, f"output {value.name} is no tensor")
+        if not _is_fixed(kind):
             raise _CannotImport(operator, f"the shape of an output depends on values ({operator})")
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            kind = binding.var.ty
+            parts = kind.fields if isinstance(kind, relax.TupleType) else [kind]
+            if not all(_is_fixed(part) for part in parts if isinstance(part, relax.TensorType)):
+                made_by = str(getattr(getattr(binding.value, "op", None), "name", "a value")).removeprefix("relax.")
+                raise _CannotImport(made_by, f"the shape of what {made_by} gives depends on values")
     return types
+
+
+def _is_fixed(kind: Any) -> bool:
+    return kind.shape is not None and all(isinstance(dim, (int, tvm.tirx.IntImm)) for dim in kind.shape)
 
 
 def _maker(form: GraphProto, name: str) -> str:

@@ -132,6 +132,11 @@ def template_workloads(model: Model, target: CpuTarget) -> dict[Workload, int]:
     return workloads(run_phases(model.mod, GRAPH_PHASES, Compilation(target, Choices()), None), target)
 
 
+def lowering_phases() -> tuple[Phase, ...]:
+    """The phases between graph and schedules."""
+    return CODE_PHASES[:2]
+
+
 def run_phases(mod: Any, phases: Sequence[Phase], compilation: Compilation, dump: Dump | None) -> Any:
     with compilation.target.tvm(), tvm.transform.PassContext(opt_level=3):
         for name, phase in phases:

@@ -34,17 +34,17 @@ class Refused:
 
 def prepare(
     bucket: Bucket,
-    synthetic: object,
+    domains: object,
     version: TunableVersion,
     tuning: ModelTuning,
     samples: Sequence[InputSet],
     load: EngineLoader,
 ) -> Specialization | Refused:
-    """An engine ready to serve. `synthetic` is what the artifact's manifest says of made-up inputs: a domain for each.
+    """An engine ready to serve. `domains` is what the artifact's manifest says of made-up inputs: a domain for each.
 
     The caller holds a lease on the version's baseline. Raises nothing; a refused engine is closed again.
     """
-    inputs = _inputs(bucket, synthetic, samples, batching=version.max_batch_size > 0)
+    inputs = _inputs(bucket, domains, samples, batching=version.max_batch_size > 0)
     if inputs is None:
         return Refused("there are no inputs to check its outputs with; give model_warmup data")
     try:

@@ -69,9 +69,9 @@ def example(name: str) -> tuple[str, Any]:
     if isinstance(default, bool):
         return str(not default).lower(), not default
     if isinstance(default, int):
-        return ("77", 77) if name == "metrics_interval_ms" else ("7", 7)
+        return {"metrics_interval_ms": ("77", 77), "tuning_memory_mib": ("777", 777)}.get(name, ("7", 7))
     if isinstance(default, float):
-        return "7.5", 7.5
+        return ("0.25", 0.25) if name == "tuning_cpu_share" else ("7.5", 7.5)
     if name == "model_repository":
         return "x/y", (Path("x/y"),)
     if isinstance(default, tuple):

@@ -41,4 +41,4 @@ def test_the_table_counts_what_it_is_given(worker):
     text = render(outcomes)
     assert "**1 of 2 (50%) import, compile and match.**" in text
     assert "| Relu | 1 | 1 | 1 | 1 |  |" in text
-    assert "import: the shape of an output depends on values (NonZero)" in text
+    assert "import: the shape of what NonZero gives depends on values" in text

@@ -352,6 +352,16 @@ def test_shapes_that_do_not_fit_are_refused_with_the_engines_reason(tmp_path):
         ("g (float[4, 4] x) => (float[a, b] y) { y = TfIdf (x) }", "TfIdf"),
         ("g (float[4, 4] x) => (float y) { y = Det (x) }", "Det"),
         ("g (float[4, 4] x) => (int64[2, a] y) { y = NonZero (x) }", "NonZero"),
+        (
+            "g (float[1, 9, 4] x, float[1, 2, 9] s) => (int64[a, 3] y) {"
+            " n = Constant <value = int64[1] {3}> () y = NonMaxSuppression (x, s, n) }",
+            "NonMaxSuppression",
+        ),
+        (
+            "g (int64 n) => (int64 y) { i = Constant <value = int64 {0}> () k = Constant <value = int64 {1}> ()"
+            " r = Range (i, n, k) axes = Constant <value = int64[1] {0}> () y = ReduceSum <keepdims = 0> (r, axes) }",
+            "",
+        ),
         ("g (string[4] x) => (string[4] y) { y = Identity (x) }", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""Schedules of what no template takes: the same numbers as unscheduled code, in vectors, and on threads where it pays."""
+"""Schedules of what no template takes: the same numbers as unscheduled, in vectors, on threads where it pays."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def _layer_norm():
 
 
 def _pool(kind, shape, kernel, stride, pad, layout):
-    return _one(
-        shape, lambda x: topi.nn.pool2d(x, kernel, stride, [1, 1], [pad] * 4, kind, layout=layout)
-    )
+    return _one(shape, lambda x: topi.nn.pool2d(x, kernel, stride, [1, 1], [pad] * 4, kind, layout=layout))
 
 
 def _chain(x):
@@ -72,7 +70,7 @@ CASES = {
     "a sum of rows": (lambda: _one((6, 100), lambda x: topi.sum(x, axis=1)), "reduction"),
     "a sum of long rows": (lambda: _one((3, 512), lambda x: topi.sum(x, axis=1)), "reduction"),
     "a sum of columns": (lambda: _one((100, 48), lambda x: topi.sum(x, axis=0)), "reduction"),
-    "a sum of everything": (lambda: _one((9, 64), lambda x: topi.sum(x)), "reduction"),
+    "a sum of everything": (lambda: _one((9, 64), topi.sum), "reduction"),
     "a maximum": (lambda: _one((6, 128), lambda x: topi.max(x, axis=1)), "reduction"),
     "a maximum of odd rows": (lambda: _one((6, 37), lambda x: topi.max(x, axis=1)), "reduction"),
     "the place of a maximum": (lambda: _one((6, 64), lambda x: topi.argmax(x, axis=1)), ""),

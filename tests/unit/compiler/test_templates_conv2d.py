@@ -81,7 +81,9 @@ def reference(workload: Workload, inputs) -> np.ndarray:
             columns = slice(x * sizes.dilation[1], x * sizes.dilation[1] + (sizes.out_w - 1) * sizes.strides[1] + 1)
             window = data[:, :, rows, columns][:, :, :: sizes.strides[0], :: sizes.strides[1]]
             out += np.einsum("nihw,oi->nohw", window, weight[:, :, y, x])
-    return out.reshape(sizes.batch, sizes.blocks_out, sizes.block_out, sizes.out_h, sizes.out_w).transpose(0, 1, 3, 4, 2)
+    return out.reshape(sizes.batch, sizes.blocks_out, sizes.block_out, sizes.out_h, sizes.out_w).transpose(
+        0, 1, 3, 4, 2
+    )
 
 
 def run(workload: Workload, inputs, candidate: Candidate | None = None) -> np.ndarray:
@@ -122,7 +124,7 @@ def test_any_size(batch, channels_in, channels_out, size, kernel, stride, pad, d
 def test_every_candidate_of_a_workload_computes_the_same():
     workload = convolution(channels_in=16, size=8, channels_out=64)
     candidates = TEMPLATE.candidates(workload, HOST)
-    assert len({candidate for candidate in candidates}) == len(candidates)
+    assert len(set(candidates)) == len(candidates)
     for candidate in candidates[::4]:
         check(workload, plain, candidate)
 
@@ -167,7 +169,11 @@ def test_padding_that_is_not_the_same_on_all_sides():
             (),
             lambda r, _: r * np.clip(r + 3, 0, 6) / 6,
         ),
-        ((Step("leakyrelu", (VALUE, Operand("constant", constant=0.1))),), (), lambda r, _: np.where(r > 0, r, 0.1 * r)),
+        (
+            (Step("leakyrelu", (VALUE, Operand("constant", constant=0.1))),),
+            (),
+            lambda r, _: np.where(r > 0, r, 0.1 * r),
+        ),
         ((Step("silu", (VALUE,)),), (), lambda r, _: r / (1 + np.exp(-r))),
         ((Step("sigmoid", (VALUE,)),), (), lambda r, _: 1 / (1 + np.exp(-r))),
         ((Step("tanh", (VALUE,)),), (), lambda r, _: np.tanh(r)),

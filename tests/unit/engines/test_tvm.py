@@ -109,7 +109,11 @@ def test_outputs_outlive_the_engine(network, runtime):
 def test_output_that_is_an_input_is_copied(tmp_path, runtime):
     model = save_model(
         tmp_path / "model.onnx",
-        [("Identity", ["x"], ["same"], {}), ("Reshape", ["x", "shape"], ["flat"], {}), ("Add", ["x", "x"], ["sum"], {})],
+        [
+            ("Identity", ["x"], ["same"], {}),
+            ("Reshape", ["x", "shape"], ["flat"], {}),
+            ("Add", ["x", "x"], ["sum"], {}),
+        ],
         {"x": ("float32", [2, 32])},
         {"same": ("float32", [2, 32]), "flat": ("float32", [64]), "sum": ("float32", [2, 32])},
         {"shape": np.array([64], np.int64)},

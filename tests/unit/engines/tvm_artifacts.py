@@ -60,9 +60,7 @@ def small_network(path: Path, *, batch: int = 1, seed: int = 0) -> Path:
         ("Gemm", ["f", "wd", "bd"], ["g"], {}),
         ("Softmax", ["g"], ["y"], {"axis": -1}),
     ]
-    return save_model(
-        path, nodes, {"x": ("float32", [batch, 3, 12, 12])}, {"y": ("float32", [batch, 10])}, weights
-    )
+    return save_model(path, nodes, {"x": ("float32", [batch, 3, 12, 12])}, {"y": ("float32", [batch, 10])}, weights)
 
 
 def compile_to(folder: Path, model: Path) -> Path:

@@ -143,7 +143,7 @@ class Cache:
 
     def put(self, digest: str, state: str = "passed", verdict: Mapping[str, Any] | None = None) -> None:
         domain = {"IN": Domain("FP32", (1, 4), -1, 1).to_json()}
-        entry = Entry("artifacts", "cpu", digest, Path(), {}, {"synthetic": domain}, "", 0, state == "passed", 0)
+        entry = Entry("artifacts", "cpu", digest, Path(), {}, {"domains": domain}, "", 0, state == "passed", 0)
         self.known[digest] = Recalled(state, "", verdict or {"speedup": 2.0}, entry)  # type: ignore[arg-type]
 
 

@@ -275,7 +275,7 @@ def test_named_signatures_and_warmup_samples_count(rig):
 def test_samples_reach_the_check_where_nothing_can_be_made_up(rig):
     ref = rig.model({"*": PASS}, max_batch_size=1, samples=lambda: [InputSet("s", {"IN": np.ones((1, 4), np.float32)})])
     rig.cache.put(rig.key(ref, ONE))
-    rig.cache.known[rig.key(ref, ONE)].entry.manifest["synthetic"] = None
+    rig.cache.known[rig.key(ref, ONE)].entry.manifest["domains"] = None
     rig.run()
     assert set(rig.serving.running()) == {ONE}
 

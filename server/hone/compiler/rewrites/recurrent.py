@@ -65,7 +65,7 @@ def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         state = [_initial(emit, given_state, layer, direction, batch_first) for given_state in states_given]
         flat = emit.reshape(sequence, (layer.steps * layer.batch, layer.size))
         products = emit("MatMul", flat, matrix.transposed(given[1]))
-        bias = step_bias(matrix, given[3], node, gates)
+        bias = _bias(matrix, given[3], node, gates)
         products = emit.reshape(emit("Add", products, bias) if bias else products, (layer.steps, layer.batch, -1))
         pieces = _split(emit, products, [1] * layer.steps, axis=0)
         made: dict[int, str] = {}
@@ -83,7 +83,7 @@ def unroll(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     return emit.made
 
 
-def step_bias(matrix: _Matrices, bias: str, node: NodeProto, gates: int) -> str:
+def _bias(matrix: _Matrices, bias: str, node: NodeProto, gates: int) -> str:
     """What can be added before the steps: both halves of the bias, or the input's where the other is used inside."""
     if not bias:
         return ""
@@ -97,13 +97,13 @@ class _Matrices:
 
     def __init__(self, emit: Emitter, layer: _Layer, direction: int) -> None:
         self._emit = emit
-        self._layer = layer
+        self.layer = layer
         self._direction = direction
         self._zero = ""
 
     def transposed(self, name: str, start: int = 0, end: int | None = None) -> str:
         """Gates start to end of a weight [directions, gates * hidden, n], as [n, (end - start) * hidden]."""
-        hidden = self._layer.hidden
+        hidden = self.layer.hidden
         constant = self._emit.graph.constant(name)
         first, last = start * hidden, None if end is None else end * hidden
         if constant is not None:
@@ -116,7 +116,7 @@ class _Matrices:
 
     def vector(self, name: str, start: int, end: int) -> str:
         """Gates start to end of a bias or peephole [directions, n * hidden]."""
-        hidden = self._layer.hidden
+        hidden = self.layer.hidden
         constant = self._emit.graph.constant(name)
         if constant is not None:
             return self._emit.constant(constant[self._direction, start * hidden : end * hidden])
@@ -124,7 +124,7 @@ class _Matrices:
 
     def bias_sum(self, name: str, gates: int) -> str:
         constant = self._emit.graph.constant(name)
-        hidden = self._layer.hidden
+        hidden = self.layer.hidden
         if constant is not None:
             row = constant[self._direction]
             return self._emit.constant(row[: gates * hidden] + row[gates * hidden :])
@@ -133,7 +133,7 @@ class _Matrices:
     def gru_bias(self, name: str) -> str:
         """Both halves for the gates z and r, the input's half alone for h: the other is added before the reset."""
         constant = self._emit.graph.constant(name)
-        hidden = self._layer.hidden
+        hidden = self.layer.hidden
         if constant is not None:
             row = constant[self._direction].copy()
             row[: 2 * hidden] += row[3 * hidden : 5 * hidden]
@@ -161,7 +161,7 @@ def _lstm(emit: Emitter, node: NodeProto, matrix: _Matrices, given: Sequence[str
     def step(product: str, state: Sequence[str]) -> list[str]:
         hidden, cell = state
         gates = emit("Add", product, emit("MatMul", hidden, recurrent))
-        i, o, forget, c = _split(emit, gates, [matrix._layer.hidden] * 4, axis=1)
+        i, o, forget, c = _split(emit, gates, [matrix.layer.hidden] * 4, axis=1)
         if peepholes:
             i = emit("Add", i, emit("Mul", peepholes[0], cell))
             forget = emit("Add", forget, emit("Mul", peepholes[2], cell))
@@ -176,7 +176,7 @@ def _lstm(emit: Emitter, node: NodeProto, matrix: _Matrices, given: Sequence[str
 
 
 def _gru(emit: Emitter, node: NodeProto, matrix: _Matrices, given: Sequence[str], functions: Sequence[str]) -> _Step:
-    hidden_size = matrix._layer.hidden
+    hidden_size = matrix.layer.hidden
     gates_zr = matrix.transposed(given[2], 0, 2)
     gate_h = matrix.transposed(given[2], 2, 3)
     reset_after = bool(attribute(node, "linear_before_reset", 0))

@@ -117,7 +117,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
 
 
 def loops_of_axes(schedule: Schedule, rv: Any) -> list[list[Any]]:
-    """For each axis of a block, in its order, the loops that it is made of: transformed blocks have them in any order."""
+    """For each axis of a block, in its order, the loops that it is made of, wherever they are."""
     block = schedule.get(rv)
     found: list[Any] = []
 
