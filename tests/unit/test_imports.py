@@ -40,7 +40,7 @@ CONFINED = {
     "tvm": ("compiler/",),
     "onnxruntime": ("engines/onnxruntime.py", "tuning/", "compiler/"),
     "opentelemetry": ("tracing.py",),
-    "prometheus_client": ("metrics/", "tuning/metrics.py", "app.py"),
+    "prometheus_client": ("metrics/", "tuning/metrics.py", "app.py", "cli/tune.py"),
 }
 
 

@@ -7,7 +7,6 @@ Everything that can hang or crash here does so in the tuning child, which is kil
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -19,13 +18,15 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.logging import get_logging_func
 
 from hone.compiler.build import BuildFailed, build_functions, first_line
 from hone.compiler.choices import Choices
-from hone.compiler.phases.schedule import apply_trace, calls_of_main, function_digest
+from hone.compiler.phases.schedule import apply_trace, calls_of_main, function_digest, trace_text
 from hone.compiler.pipeline import GRAPH_PHASES, Compilation, Model, lowering_phases, run_phases
 from hone.compiler.schedules.plain import plain_schedule
 from hone.compiler.target import CpuTarget
+from hone.types import Array
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFuncti
             microseconds=plain_schedule(func, target).microseconds,
         )
         for name, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc) and str(name.name_hint) in calls
+        if isinstance(func, tirx.PrimFunc)
+        and str(name.name_hint) in calls
         # A reshape is a view in the end.
         and not relax.analysis.has_reshape_pattern(func)
     ]
@@ -101,7 +103,7 @@ def search_schedule(
     if math.isinf(plain_us):
         return SearchResult(None, plain_us, plain_us, 0, 0, "the plain schedule does not build")
     try:
-        strategy = _Strategy(function.func, target, seed)
+        strategy = Proposals(function.func, target, seed)
     except Exception as problem:  # TVM raises many kinds where it has no rule for a function
         return SearchResult(None, plain_us, plain_us, 0, 0, f"no design space: {first_line(problem)}")
     best_us, best, num_trials, num_failed = plain_us, None, 0, 0
@@ -119,7 +121,7 @@ def search_schedule(
             num_trials += 1
             num_failed += math.isinf(took)
             if took < best_us:
-                best_us, best = took, json.dumps(candidate.sch.trace.as_json(), default=_plain_json)
+                best_us, best = took, trace_text(candidate.sch)
         strategy.learn(candidates, times)
         if tell is not None:
             tell(num_trials, best_us, plain_us)
@@ -143,19 +145,37 @@ def _confirm(
     return SearchResult(trace, plain_us, best_us, num_trials, num_failed)
 
 
-class _Strategy:
+class _Context(ms.TuneContext):  # type: ignore[misc]  # TVM is untyped
+    """TVM's context without its constructor, which parses the intrinsics of every GPU there is for 10 seconds."""
+
+    def __init__(self, mod: tvm.IRModule, target: CpuTarget, seed: int) -> None:
+        self.__init_handle_by_constructor__(
+            ms._ffi_api.TuneContext,
+            mod,
+            target.tvm(),
+            ms.space_generator.PostOrderApply(
+                sch_rules=ms.ScheduleRule.create("llvm"),
+                postprocs=ms.Postproc.create("llvm"),
+                mutator_probs=ms.Mutator.create("llvm"),
+            ),
+            # Small populations: a round of proposals must not outlast the budget, and cannot be interrupted.
+            ms.search_strategy.EvolutionarySearch(
+                population_size=128, init_min_unmeasured=_TRIALS_PER_ROUND, max_fail_count=2, genetic_num_iters=3
+            ),
+            "main",
+            1,
+            seed + 1,
+            get_logging_func(logging.getLogger(f"{__name__}.tvm")),
+        )
+        ms._ffi_api.TuneContextInitialize(self)
+
+
+class Proposals:
     """MetaSchedule's proposals for one function."""
 
     def __init__(self, func: Any, target: CpuTarget, seed: int) -> None:
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        self._context = ms.TuneContext(
-            mod,
-            target=target.tvm(),
-            space_generator="post-order-apply",
-            search_strategy=ms.search_strategy.EvolutionarySearch(population_size=256, genetic_num_iters=3),
-            rand_state=seed + 1,
-            num_threads=1,
-        )
+        self._context = _Context(mod, target, seed)
         self._model = ms.cost_model.XGBModel(num_warmup_samples=2 * _TRIALS_PER_ROUND, num_tuning_cores=1)
         # A database in memory: the strategy breeds from what it holds. Nothing is kept under its keys.
         self._database = ms.database.MemoryDatabase()
@@ -217,14 +237,15 @@ class _Bench:
 
     def agrees(self, func: Any, reference: Any) -> bool:
         """Whether two schedules give the same last tensor."""
-        results = []
+        results: list[Array] = []
         for each in (func, reference):
             run = self._build(each)
             if run is None:
                 return False
             run(*self._tensors)
             results.append(self._tensors[-1].numpy().astype(np.float64))
-        return bool(np.allclose(*results, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(results[1]).max(initial=0)))))
+        got, expected = results
+        return bool(np.allclose(got, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(expected).max(initial=0)))))
 
     def _build(self, func: Any) -> Any | None:
         try:
@@ -239,16 +260,3 @@ def _seconds(run: Any, tensors: list[Any], repeats: int) -> float:
     for _ in range(repeats):
         run(*tensors)
     return time.perf_counter() - started
-
-
-def _plain_json(value: Any) -> Any:
-    """TVM's containers and numbers as JSON has them."""
-    if hasattr(value, "items"):
-        return dict(value.items())
-    if isinstance(value, tirx.IntImm):
-        return int(value)
-    if isinstance(value, tirx.FloatImm):
-        return float(value)
-    if hasattr(value, "__iter__"):
-        return list(value)
-    return str(value)

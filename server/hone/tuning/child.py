@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -195,30 +195,25 @@ class _Watch:
 
     # --- what it says
 
-    def poll(self, timeout: float) -> list[Message]:
-        """Wait for something to happen, at most `timeout` seconds; the events that came. Raises Garbage."""
-        events: list[Message] = []
+    def poll(self, timeout: float) -> Iterator[Message]:
+        """Wait for something to happen, at most `timeout` seconds; the events that came. Raises Garbage behind them."""
         for key, _ in self._selector.select(timeout):
             if key.fd == self._spec_write:
                 self._send()
             elif key.fd == self._errors:
                 self._read_errors()
             else:
-                events += self._read_events()
-        return events
+                yield from self._read_events()
 
-    def _read_events(self) -> list[Message]:
-        events: list[Message] = []
+    def _read_events(self) -> Iterator[Message]:
         while data := self._read(self._events):
-            events += self._reader.feed(data)
-        if events:
-            self._last_event_at = self._running_seconds()
-        for event in events:
-            self.stage = str(event.get("stage", self.stage))[:200]
-            self.paces_itself = event.get("paced", self.paces_itself) is True
-            if event["event"] in (DONE, FAILED) and self.last_word is None:
-                self.last_word, self._last_word_at = event, self._clock()
-        return events
+            for event in self._reader.feed(data):
+                self._last_event_at = self._running_seconds()
+                self.stage = str(event.get("stage", self.stage))[:200]
+                self.paces_itself = event.get("paced", self.paces_itself) is True
+                if event["event"] in (DONE, FAILED) and self.last_word is None:
+                    self.last_word, self._last_word_at = event, self._clock()
+                yield event
 
     def _read_errors(self) -> None:
         while data := self._read(self._errors):

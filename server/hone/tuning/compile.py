@@ -22,6 +22,7 @@ from hone.errors import EngineError
 from hone.kernels import DeviceKey, Entry, Failure, KernelsCache, load_constants, publish_constants
 from hone.specialization import Signature
 from hone.tuning.artifacts import ArtifactLoader, Sources, Terms, artifact_key, parts_of, toolchain_of
+from hone.tuning.schedules import ScheduleSearch
 from hone.tuning.search import Search, SearchCounts
 from hone.tuning.specialize import Compile, Compiled, Ledger, NotCompiled, Outcome, Told
 from hone.tuning.verdicts import Verdicts
@@ -29,6 +30,7 @@ from hone.tuning.wire import Message
 
 #: Share of a specialization's time that searching may take, and of the progress it stands for.
 _SEARCH_SHARE = 0.6
+_SCHEDULE_SHARE = 0.2
 _HEARTBEAT_SECONDS = 5.0
 
 
@@ -83,6 +85,7 @@ class TvmCompile:
         self._runtime = TvmRuntime.load(int(spec["run_threads"]))
         self._packed = PackedWeights()
         self._search = Search(cache, device, self._target, self._sources)
+        self._schedules = ScheduleSearch(cache, device, self._target, self._sources)
         self._loader = ArtifactLoader(cache, [device], self._runtime, self._packed)
 
     def build(self, signature: Signature, digest: str, seconds: float, tell: Told) -> Compiled | NotCompiled:
@@ -95,12 +98,17 @@ class TvmCompile:
         tell(0.1, "looking for workloads")
         try:
             workloads = template_workloads(imported, self._target)
-            chosen = self._search.decide(
-                workloads, seconds * _SEARCH_SHARE, lambda share, text: tell(0.1 + 0.6 * share, text)
+            kernels = self._search.decide(
+                workloads, seconds * _SEARCH_SHARE, lambda share, text: tell(0.1 + 0.4 * share, text)
             )
+            schedules = {}
+            if not self._spec.get("careful"):
+                schedules = self._schedules.decide(
+                    imported, seconds * _SCHEDULE_SHARE, counts, lambda share, text: tell(0.5 + 0.2 * share, text)
+                )
             tell(0.7, "compiling")
             compiling = time.monotonic()
-            compiled = compile_model(imported, self._target, Choices(kernels=chosen))
+            compiled = compile_model(imported, self._target, Choices(kernels=kernels, schedules=schedules))
             return self._finish(imported, compiled, signature, digest, tell, counts, compiling - began)
         except (BuildFailed, LinkFailed) as problem:
             return NotCompiled("failed", str(problem))

@@ -10,6 +10,10 @@ from hone.specialization import Signature, VersionRef
 
 Mode = Literal["build", "gate"]
 
+#: How a child's stage begins while it tries schedules at random, which may take it along: a child that ends there is
+#: followed by one that does without.
+SCHEDULING_STAGE = "trying schedules"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

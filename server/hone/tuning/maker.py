@@ -13,7 +13,7 @@ from hone.tuning.book import Book
 from hone.tuning.budget import Pacer
 from hone.tuning.child import Child, JobResult, Limits
 from hone.tuning.inputs import InputSet
-from hone.tuning.jobs import Job, Task
+from hone.tuning.jobs import SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making
 from hone.tuning.options import TunerOptions
 from hone.tuning.ports import Promotion, TunableVersion
@@ -49,6 +49,7 @@ class Maker:
         device_fields: Mapping[str, Mapping[str, Any]],
         num_cores: int,
         attend: Callable[[], None],
+        samples: Callable[[TunableVersion], Sequence[InputSet]],
         activity: Callable[[], Activity],
         activity_descriptor: int | None,
         clock: Callable[[], float] = time.monotonic,
@@ -60,12 +61,14 @@ class Maker:
         self._device_fields = device_fields
         self._num_cores = num_cores
         self._attend = attend
+        self._samples = samples
         self._activity = activity
         self._activity_descriptor = activity_descriptor
         self._clock = clock
         self._job: Job | None = None
         self._child: Child | None = None
         self._stopping = False
+        self._careful = False
 
     @property
     def is_idle(self) -> bool:
@@ -89,6 +92,7 @@ class Maker:
         """Every task gets an outcome, unless the job is cancelled. A task that takes its child along is the only one
         that suffers: another child goes on with the rest."""
         self._job = job
+        self._careful = False
         tasks = list(job.tasks)
         try:
             while tasks and not self._stopping:
@@ -127,6 +131,9 @@ class Maker:
             if result.detail:
                 _log.info("the tuning process said: %s", result.detail[-2000:], extra={"model": job.ref.model})
         blamed, rest = making.left()
+        if blamed and not self._careful and result.stage.startswith(SCHEDULING_STAGE):
+            self._careful = True  # without what may have taken the child along
+            return [*blamed, *rest]
         if blamed:
             reason = result.reason or "the tuning process told no outcome"
             self._book.fail(record, job.device, blamed, reason)
@@ -175,6 +182,7 @@ class Maker:
             "run_threads": self._options.run_threads,
             "cache_bytes": self._options.cache_bytes,
             "activity": self._activity_descriptor,
+            "careful": self._careful,
             "passed_rows": [
                 bucket.signature.rows
                 for bucket in record.buckets.values()
@@ -187,7 +195,7 @@ class Maker:
 
     def _samples_of(self, version: TunableVersion) -> Sequence[InputSet]:
         with self._promotion.lease(version.ref) as held:
-            return list(version.samples()) if held else []
+            return self._samples(version) if held else []
 
     def _heard(self, record: Record, event: Mapping[str, Any]) -> None:
         if event["event"] == "stage":

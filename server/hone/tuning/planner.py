@@ -8,6 +8,8 @@ from typing import Protocol
 
 from hone.specialization import Signature, VersionRef
 from hone.tuning.book import Book
+from hone.tuning.capture import Capture
+from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import Job, Mode, Task
 from hone.tuning.options import TunerOptions
 from hone.tuning.ports import TunableVersion
@@ -37,6 +39,8 @@ class Planner:
         key_of: KeyOf,
         traffic: Traffic,
         options: TunerOptions,
+        *,
+        capture: Capture,
     ) -> None:
         self._book = book
         self._kinds = kinds
@@ -44,6 +48,7 @@ class Planner:
         self._key_of = key_of
         self._traffic = traffic
         self._options = options
+        self._capture = capture
 
     def configure(self, record: Record) -> bool:
         """Read the version's settings. Whether they make artifacts found before useless."""
@@ -54,6 +59,7 @@ class Planner:
             record.tuning = ModelTuning(mode="off")
             record.reason = str(problem)
             self._book.note(record, "refused", reason=record.reason)
+        self._capture.allow(record.version.ref, record.tuning.capture and record.tuning.mode == "on")
         return _lasting(before) != _lasting(record.tuning)
 
     def wants(self, record: Record) -> list[Job]:
@@ -91,9 +97,26 @@ class Planner:
         return wanted_signatures(
             version.inputs,
             version.max_batch_size,
-            named=[*record.tuning.signatures, *_sampled(record)],
+            named=[*record.tuning.signatures, *self._sampled(record)],
             frequent=self._traffic.frequent(ref.model, ref.version),
         )
+
+    def samples(self, version: TunableVersion) -> list[InputSet]:
+        """Real inputs of a version: warm-up data, then captured requests. The caller holds a lease on it."""
+        return [*version.samples(), *self._capture.samples(version.ref)]
+
+    def _sampled(self, record: Record) -> list[Signature]:
+        """Signatures of the warm-up data; those of captured requests are counted as traffic."""
+        version = record.version
+        if record.sampled is None:
+            datatypes = {spec.name: spec.datatype for spec in version.inputs}
+            found = [
+                Signature.of((name, datatypes[name], array.shape) for name, array in sample.arrays.items())
+                for sample in version.samples()
+                if sample.arrays.keys() == datatypes.keys()
+            ]
+            record.sampled = list(dict.fromkeys(found))
+        return record.sampled
 
     def _recall(self, record: Record, bucket: Bucket) -> Mode | None:
         """Take over what the cache knows; how the specialization is to be made where that is not enough."""
@@ -123,17 +146,3 @@ def newest_of(records: Mapping[VersionRef, Record], ref: VersionRef) -> list[Ver
 def _lasting(tuning: ModelTuning) -> ModelTuning:
     """Settings without those that change no artifact and no verdict."""
     return replace(tuning, budget_seconds=None, capture=False, signatures=())
-
-
-def _sampled(record: Record) -> list[Signature]:
-    """Signatures of the real inputs that there are. Warm-up data stays the same; captured requests come and go."""
-    version = record.version
-    if record.sampled is None or record.tuning.capture:
-        datatypes = {spec.name: spec.datatype for spec in version.inputs}
-        found = [
-            Signature.of((name, datatypes[name], array.shape) for name, array in sample.arrays.items())
-            for sample in version.samples()
-            if sample.arrays.keys() == datatypes.keys()
-        ]
-        record.sampled = list(dict.fromkeys(found))
-    return record.sampled

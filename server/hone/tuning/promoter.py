@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from hone.specialization import Specialization, VersionRef
 from hone.tuning.book import Book
+from hone.tuning.inputs import InputSet
 from hone.tuning.planner import Memory
 from hone.tuning.ports import EngineLoader, Promotion, TunableVersion
 from hone.tuning.probation import Death, Probation
@@ -43,6 +44,7 @@ class Promoter:
         quarantine: Quarantine,
         load: EngineLoader,
         watch: Watch,
+        samples: Callable[[TunableVersion], Sequence[InputSet]],
         probation: Probation,
         remeasure_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -53,6 +55,7 @@ class Promoter:
         self._quarantine = quarantine
         self._load = load
         self._watch = watch
+        self._samples = samples
         self._probation = probation
         self._remeasure_seconds = remeasure_seconds
         self._clock = clock
@@ -91,7 +94,7 @@ class Promoter:
 
     def _prepared(self, record: Record, waiting: Sequence[Bucket]) -> list[Specialization]:
         ready = []
-        samples = list(record.version.samples())
+        samples = self._samples(record.version)
         for bucket in waiting:
             known = self._memories[bucket.device].recall(bucket.digest)
             told = known.entry.manifest.get("domains") if known.entry is not None else None

@@ -122,6 +122,7 @@ def run(spec: Message, emit: Emit) -> None:
     """The whole job, with the real compiler and the real cache."""
     from hone.tuning.compile import open_compiler
 
+    configure_thread_pool(int(spec["run_threads"]))
     compile_step, ledger = open_compiler(spec)
     specialize_all(spec, emit, compile_step, ledger)
 
@@ -129,7 +130,6 @@ def run(spec: Message, emit: Emit) -> None:
 def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Ledger) -> None:
     """Every task of the job in order, smaller batches first. Raises what only a broken model file or job can raise."""
     work = Work.from_spec(spec)
-    configure_thread_pool(int(spec["run_threads"]))
     emit("stage", stage="loading the baseline", progress=0.0)
     baseline = OnnxRuntimeEngine.load(work.path, SessionSettings(graph_level=work.graph_level))
     tasks = spec["tasks"]
@@ -157,7 +157,7 @@ class _Progress:
         self._stage = ""
 
     def __call__(self, share: float, stage: str, *, paced: bool = False, **details: Any) -> None:
-        progress = (self._index + min(max(share, 0.0), 1.0)) / self._num
+        progress = max(self._told, (self._index + min(max(share, 0.0), 1.0)) / self._num)
         if stage == self._stage and progress - self._told < 0.001 and not details:
             return
         self._told, self._stage = progress, stage

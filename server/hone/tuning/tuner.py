@@ -76,7 +76,9 @@ class Tuner:
         self._devices = Devices([(device.name, device.key) for device in devices])
         self._book = Book(utc, listener)
         self._queue = JobQueue(self._gain)
-        self._planner = Planner(self._book, self._devices.kinds, memories, key_of, traffic, options)
+        self._planner = Planner(
+            self._book, self._devices.kinds, memories, key_of, traffic, options, capture=watch.capture
+        )
         self._promoter = Promoter(
             self._book,
             promotion,
@@ -84,6 +86,7 @@ class Tuner:
             quarantine=quarantine,
             load=load,
             watch=watch,
+            samples=self._planner.samples,
             probation=probation,
             remeasure_seconds=options.remeasure_seconds,
             clock=clock,
@@ -96,6 +99,7 @@ class Tuner:
             device_fields={device.key: device.fields for device in devices},
             num_cores=num_cores or len(os.sched_getaffinity(0)),
             attend=self.attend,
+            samples=self._planner.samples,
             activity=activity,
             activity_descriptor=activity_descriptor,
             clock=clock,
@@ -248,6 +252,7 @@ class Tuner:
         self._maker.cancel(ref, "the model was unloaded or replaced")
         self._queue.cancel(ref)
         self._promoter.forget(ref)
+        self._watch.capture.allow(ref, False)
         self._book.remove(ref)
         if self._book.at((ref.model, ref.version)) is None:
             self._traffic.forget(ref.model, ref.version)

@@ -20,6 +20,7 @@ import numpy as np
 from hone.errors import HoneError
 from hone.specialization import Signature, VersionRef
 from hone.tuning.activity import Activity
+from hone.tuning.capture import Capture
 from hone.tuning.confidence import median_of
 from hone.tuning.gate import check_outputs
 from hone.tuning.inputs import first_rows, pad_rows
@@ -101,8 +102,11 @@ class Watch:
         activity: Callable[[], Activity] = lambda: Activity(0, 0),
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], int] = time.perf_counter_ns,
+        capture: Capture | None = None,
     ) -> None:
         self._promotion = promotion
+        self.capture = capture or Capture(clock)
+        """Executions of the baseline (generation 0) are handed on to it."""
         self._options = options
         self._activity = activity
         self._clock = clock
@@ -118,12 +122,17 @@ class Watch:
         self._give_up(ref, generation, "error", f"it failed on a request: {reason}")
 
     def wants_sample(self, ref: VersionRef, generation: int) -> bool:
+        if not generation:
+            return self.capture.wants(ref)
         watched = self._watched.get((ref, generation))
         return watched is not None and not self._samples and self._clock() >= watched.next_sample
 
     def sampled(
         self, ref: VersionRef, generation: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
     ) -> None:
+        if not generation:
+            self.capture.add(ref, inputs)
+            return
         watched = self._watched.get((ref, generation))
         if watched is not None:
             watched.next_sample = self._clock() + self._options.sample_interval_seconds

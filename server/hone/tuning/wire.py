@@ -7,7 +7,7 @@ garbage, and garbage fails the job.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 Message = dict[str, Any]
@@ -46,7 +46,7 @@ def decode(line: bytes) -> Message:
 
 
 class LineReader:
-    """Cuts a stream of bytes into messages. Raises Garbage as soon as the limits are passed."""
+    """Cuts a stream of bytes into messages."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
@@ -54,22 +54,26 @@ class LineReader:
         self._total_bytes = 0
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now."""
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete now. Raises Garbage at the first that is none, behind those before it, and
+        when a limit is passed."""
         self._total_bytes += len(data)
-        if self._total_bytes > self._max_total_bytes:
-            raise Garbage(f"expected at most {self._max_total_bytes} bytes a job, found more")
         self._rest += data
         *lines, rest = self._rest.split(b"\n")
         self._rest = rest
-        for line in (*lines, rest):
-            if len(line) >= self._max_line_bytes:
-                raise Garbage(f"expected at most {self._max_line_bytes} bytes a message, found more")
-        messages = [decode(bytes(line)) for line in lines]
-        for message in messages:
+        for line in lines:
+            self._check_length(line)
+            message = decode(bytes(line))
             if not isinstance(message.get("event"), str):
-                raise Garbage(f"expected a message with an 'event', found {_shown(json.dumps(message).encode())}")
-        return messages
+                raise Garbage(f"expected a message with an 'event', found {_shown(bytes(line))}")
+            yield message
+        self._check_length(rest)
+        if self._total_bytes > self._max_total_bytes:
+            raise Garbage(f"expected at most {self._max_total_bytes} bytes a job, found more")
+
+    def _check_length(self, line: bytes | bytearray) -> None:
+        if len(line) >= self._max_line_bytes:
+            raise Garbage(f"expected at most {self._max_line_bytes} bytes a message, found more")
 
 
 def _refuse_constant(name: str) -> None:

@@ -85,8 +85,9 @@ def test_convolutions_are_kernels_with_their_epilogues(compiled_network):
     compiled, kept = compiled_network
     text = kept["3 partition"]["main"].script()
     assert "nn.conv2d" not in text and "nn.relu" not in text
-    assert len(re.findall(KERNEL_PREFIX + "[0-9a-f]{64}", text)) == 2
-    assert [[step.op for step in call.workload.epilogue] for call in compiled.kernels] == [["add", "relu"]] * 2
+    assert len(re.findall(KERNEL_PREFIX + "[0-9a-f]{64}", text)) == 3
+    told = [(call.workload.op, [step.op for step in call.workload.epilogue]) for call in compiled.kernels]
+    assert told == [("conv2d", ["add", "relu"])] * 2 + [("matmul_packed", ["add"])]
 
 
 def test_weights_are_prepared_outside_of_main(compiled_network):
@@ -139,7 +140,7 @@ def test_reshapes_are_views(tmp_path):
 def test_choices_decide_which_kernel_is_called(network):
     model = imported(network)
     workloads = template_workloads(model, HOST)
-    assert sum(workloads.values()) == 2
+    assert sum(workloads.values()) == 3
     chosen = {}
     for workload in workloads:
         template = template_for(workload, HOST)

@@ -93,6 +93,13 @@ def test_a_task_that_takes_its_child_along_is_the_only_one_that_fails(rig, does,
     assert [len(tasks) for tasks in rig.children()] == [3, 1], "the second child has what the first left"
 
 
+def test_a_child_that_ends_while_it_tries_schedules_is_followed_by_a_careful_one(rig):
+    rig.model({"*": "crash in schedules"})
+    rig.run()
+    assert set(rig.serving.running()) == {ONE, TWO, FOUR}
+    assert [len(tasks) for tasks in rig.children()] == [3, 3]
+
+
 def test_a_child_that_never_begins_is_not_tried_for_ever(tmp_path):
     rig = Rig(tmp_path, command=("/nonexistent/python",))
     rig.model({"*": PASS})

@@ -16,15 +16,22 @@ def test_messages_come_out_however_the_bytes_are_cut():
 def test_limits_hold_before_the_line_ends():
     reader = LineReader(max_line_bytes=10)
     with pytest.raises(Garbage, match="at most 10 bytes a message"):
-        reader.feed(b"x" * 11)
+        list(reader.feed(b"x" * 11))
+
+
+def test_what_came_before_garbage_counts():
+    messages = LineReader().feed(encode({"event": "a"}) + b"nonsense\n" + encode({"event": "b"}))
+    assert next(messages) == {"event": "a"}
+    with pytest.raises(Garbage, match="found 'nonsense'"):
+        next(messages)
 
 
 def test_all_messages_together_are_bounded():
     reader = LineReader(max_total_bytes=30)
-    reader.feed(encode({"event": "a"}))
-    reader.feed(encode({"event": "a"}))
+    list(reader.feed(encode({"event": "a"})))
+    list(reader.feed(encode({"event": "a"})))
     with pytest.raises(Garbage, match="30 bytes a job"):
-        reader.feed(encode({"event": "a"}))
+        list(reader.feed(encode({"event": "a"})))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"bytes"])

@@ -18,7 +18,7 @@ from tvm import relax
 from hone.compiler.choices import Choices, KernelCall
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.epilogue import STEP_OF_OPERATOR
-from hone.compiler.templates.registry import template_for, template_named
+from hone.compiler.templates.registry import MATMUL, template_for, template_named
 from hone.compiler.workload import Operand, Step, TensorType, Workload
 
 
@@ -68,13 +68,14 @@ def workloads(mod: tvm.IRModule, target: CpuTarget) -> dict[Workload, int]:
 
 def _groups(function: Any, target: CpuTarget) -> list[_Group]:
     found: list[_Group] = []
+    prepared = _prepared(function) if isinstance(function.body, relax.SeqExpr) else set()
     for block in function.body.blocks if isinstance(function.body, relax.SeqExpr) else ():
         if isinstance(block, relax.DataflowBlock):
-            found.extend(_groups_of_block(block, function, target))
+            found.extend(_groups_of_block(block, prepared, target))
     return found
 
 
-def _groups_of_block(block: Any, function: Any, target: CpuTarget) -> Iterable[_Group]:
+def _groups_of_block(block: Any, prepared: set[Any], target: CpuTarget) -> Iterable[_Group]:
     bindings = [binding for binding in block.bindings if isinstance(binding, relax.VarBinding)]
     users: dict[Any, list[int]] = {}
     for at, binding in enumerate(bindings):
@@ -88,7 +89,7 @@ def _groups_of_block(block: Any, function: Any, target: CpuTarget) -> Iterable[_
     for at, binding in enumerate(bindings):
         if at in taken:
             continue
-        anchor = _anchor(binding)
+        anchor = _anchor(binding, prepared, target)
         if anchor is None:
             continue
         group = _grow(anchor, at, bindings, users, taken)
@@ -108,7 +109,7 @@ class _Anchor:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def _anchor(binding: Any) -> _Anchor | None:
+def _anchor(binding: Any, prepared: set[Any], target: CpuTarget) -> _Anchor | None:
     call = binding.value
     if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
         return None
@@ -131,8 +132,35 @@ def _anchor(binding: Any) -> _Anchor | None:
             },
         )
     if call.op.name == "relax.matmul":
-        return _Anchor("matmul", list(call.args))
+        packed = _packed(call.args[1], prepared, target)
+        return None if packed is None else _Anchor("matmul_packed", [call.args[0], packed])
     return None
+
+
+def _packed(weight: Any, prepared: set[Any], target: CpuTarget) -> Any | None:
+    """The weight in panels, as an expression for load time; None where it is no weight or does not divide."""
+    tensor = tensor_type(weight)
+    if weight not in prepared or tensor is None or len(tensor.shape) != 2 or tensor.dtype != "float32":
+        return None
+    width = MATMUL.panel(tensor.shape[1], target)
+    if not width:
+        return None
+    packed = relax.op.layout_transform(weight, lambda k, n: (n // width, k, n % width))
+    return relax.BlockBuilder().normalize(packed)
+
+
+def _prepared(function: Any) -> set[Any]:
+    """Weights, and all that is computed from weights alone: it will be done at load time."""
+    num_inputs = int(function.attrs["num_input"]) if function.attrs and "num_input" in function.attrs else None
+    if num_inputs is None:
+        return set()
+    known = set(function.params[num_inputs:])
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            used = _vars_of(binding.value)
+            if used and all(var in known for var in used):
+                known.add(binding.var)
+    return known
 
 
 def _grow(anchor: _Anchor, at: int, bindings: Sequence[Any], users: dict[Any, list[int]], taken: set[int]) -> _Group:
@@ -263,6 +291,12 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
             super().visit_var_binding_(binding)
             return
         call = relax.call_dps_packed(
-            self._kernels[group.workload].name, relax.Tuple(group.inputs), group.bindings[-1].var.ty
+            self._kernels[group.workload].name,
+            relax.Tuple([self._emitted(value) for value in group.inputs]),
+            group.bindings[-1].var.ty,
         )
         super().visit_var_binding_(relax.VarBinding(binding.var, call))
+
+    def _emitted(self, value: Any) -> Any:
+        """Arguments are values; what prepares a weight gets a binding of its own, for the next phase to lift."""
+        return self.builder_.emit(value) if isinstance(value, relax.Call) else value

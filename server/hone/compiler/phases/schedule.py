@@ -101,3 +101,21 @@ def apply_trace(func: Any, trace: str) -> Any | None:
         logger.warning("a recorded schedule does not fit its function: %s", str(problem).splitlines()[0])
         return None
     return schedule.mod["main"].with_attrs(dict(func.attrs or {}))
+
+
+def trace_text(schedule: Schedule) -> str:
+    """What was done to a schedule, as JSON that `apply_trace` does again."""
+    return json.dumps(schedule.trace.as_json(), default=_plain_json)
+
+
+def _plain_json(value: Any) -> Any:
+    """TVM's containers and numbers as JSON has them."""
+    if hasattr(value, "items"):
+        return dict(value.items())
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.FloatImm):
+        return float(value)
+    if hasattr(value, "__iter__"):
+        return list(value)
+    return str(value)

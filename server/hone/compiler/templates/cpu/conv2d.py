@@ -17,6 +17,7 @@ from tvm.s_tir import Schedule
 
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
+from hone.compiler.templates.cpu.tile import tile_cost
 from hone.compiler.templates.epilogue import apply_epilogue
 from hone.compiler.templates.tir import TirTemplate
 from hone.compiler.workload import Workload
@@ -113,7 +114,7 @@ class BlockedConvolution(TirTemplate):
                 candidate = Candidate.of(
                     self.name, blocks=blocks, rows=rows, columns=columns, kernel_innermost=kernel_innermost
                 )
-                found.append((_cost(s, blocks * vectors, rows, columns) + 0.01 * kernel_innermost, candidate))
+                found.append((tile_cost(blocks * vectors, rows * columns) + 0.01 * kernel_innermost, candidate))
         found.sort(key=lambda pair: (pair[0], str(pair[1])))
         return [candidate for _, candidate in found[:MAX_CANDIDATES]]
 
@@ -129,22 +130,6 @@ def channel_block(channels: int, target: CpuTarget) -> int:
         if block >= 4 and channels % block == 0:
             return block
     return 0
-
-
-def _cost(s: _Sizes, blocks: int, rows: int, columns: int) -> float:
-    """Cycles per multiply-add of a register tile, relative to one per cycle and unit: loads bound small tiles.
-
-    A step issues blocks*pixels multiply-adds on two units, and loads blocks weights and pixels inputs on two ports;
-    fewer than eight independent accumulators leave the units waiting on their own latency of four cycles.
-    """
-    pixels = rows * columns
-    issue = blocks * pixels / 2
-    loads = (blocks + pixels) / 2
-    latency = 4.0
-    cycles = max(issue, loads, latency)
-    # Weights are read once per tile: larger tiles mean less traffic.
-    traffic = 0.5 * blocks / (blocks * pixels) + 0.05 * pixels / (blocks * pixels)
-    return cycles / (blocks * pixels) + traffic
 
 
 def _compute(workload: Workload, s: _Sizes) -> Any:

@@ -1,0 +1,114 @@
+"""Schedules for the heaviest functions that no template takes, searched with MetaSchedule. In the child only.
+
+What was found, and that nothing was, is kept as a decision under the function's own digest; MetaSchedule's database
+is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hone.compiler.metaschedule import RemainingFunction, SearchResult, remaining_functions, search_schedule
+from hone.compiler.target import CpuTarget
+from hone.kernels import DecisionKey, DeviceKey, Entry, KernelsCache
+from hone.tuning.artifacts import Sources, toolchain_of
+from hone.tuning.jobs import SCHEDULING_STAGE
+from hone.tuning.search import SearchCounts
+
+#: Functions below this, of one inference together, are not worth a search: their plain schedule is close to memory's
+#: speed, or they are too short to matter.
+_MIN_MICROSECONDS = 300.0
+_MIN_SHARE = 0.05
+_MAX_FUNCTION_SECONDS = 30.0
+_MIN_FUNCTION_SECONDS = 5.0
+
+
+class ScheduleSearch:
+    """Decides functions for one device."""
+
+    def __init__(self, cache: KernelsCache, device: DeviceKey, target: CpuTarget, sources: Sources) -> None:
+        self._cache = cache
+        self._device = device
+        self._target = target
+        self._sources = sources
+
+    def decide(
+        self, model: Any, seconds: float, counts: SearchCounts, tell: Callable[[float, str], None]
+    ) -> dict[str, str]:
+        """Traces by the function's digest, of those where one is better than the plain schedule. Functions left when
+        the time is up keep the plain one, and are searched another time."""
+        deadline = time.monotonic() + seconds
+        heavy = _heavy(remaining_functions(model, self._target))
+        found: dict[str, str] = {}
+        for i, function in enumerate(heavy):
+            known, trace = self._recall(function)
+            left = min(_MAX_FUNCTION_SECONDS, (deadline - time.monotonic()) / (len(heavy) - i))
+            if known:
+                counts.num_remembered += 1
+            elif left >= _MIN_FUNCTION_SECONDS:
+                trace = self._search(function, left, counts, lambda text, i=i: tell(i / len(heavy), text))  # type: ignore[misc]
+            if trace is not None:
+                found[function.digest] = trace
+        return found
+
+    def _search(
+        self, function: RemainingFunction, seconds: float, counts: SearchCounts, tell: Callable[[str], None]
+    ) -> str | None:
+        began = time.monotonic()
+        tell(f"{SCHEDULING_STAGE} of {function.name}")
+
+        def told(num_trials: int, best_us: float, plain_us: float) -> None:
+            tell(f"{SCHEDULING_STAGE} of {function.name}: {num_trials} tried, best {best_us:.1f} of {plain_us:.1f} us")
+
+        result = search_schedule(function, self._target, seconds, tell=told)
+        counts.num_built += result.num_trials
+        counts.num_measured += result.num_trials - result.num_failed
+        counts.num_failed += result.num_failed
+        counts.measure_seconds += time.monotonic() - began
+        self._keep(function, result)
+        return result.trace
+
+    def _recall(self, function: RemainingFunction) -> tuple[bool, str | None]:
+        """Whether there is a decision, and the trace it names."""
+        entry = self._cache.get("decisions", self._key(function).digest, self._device.digest)
+        if not isinstance(entry, Entry):
+            return False, None
+        try:
+            trace = json.loads(entry.files["schedule.json"].read_bytes())["trace"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return False, None  # evicted meanwhile, or not understood
+        return True, trace if isinstance(trace, str) else None
+
+    def _keep(self, function: RemainingFunction, result: SearchResult) -> None:
+        key = self._key(function)
+        told = {
+            "function": function.name,
+            "trace": result.trace,
+            "num_trials": result.num_trials,
+            "reason": result.reason,
+        }
+        data = json.dumps(told, indent=2).encode()
+        self._cache.publish("decisions", key.digest, self._device.digest, {"schedule.json": data}, {"key": key.fields})
+
+    def _key(self, function: RemainingFunction) -> DecisionKey:
+        return DecisionKey(
+            workload={"function": function.digest, "threads": self._target.num_threads},
+            templates_sha256=self._sources.pipeline_sha256,
+            precision="f32",
+            device=self._device.digest,
+            toolchain=toolchain_of(self._device),
+        )
+
+
+def _heavy(functions: Sequence[RemainingFunction]) -> list[RemainingFunction]:
+    """Those that one inference spends a fair share of its time on, the heaviest first; each digest once."""
+    total = sum(function.microseconds * function.num_calls for function in functions)
+    unique = {function.digest: function for function in functions}.values()
+    return [
+        function
+        for function in unique
+        if function.microseconds * function.num_calls >= max(_MIN_MICROSECONDS, _MIN_SHARE * total)
+    ]
