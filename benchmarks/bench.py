@@ -102,6 +102,7 @@ def hone_command(repository: Path, ports: Sequence[int], *flags: str) -> list[st
         *("--http-port", str(http_port)),
         *("--grpc-port", str(grpc_port)),
         *("--metrics-port", str(metrics_port)),
+        "--tuning=off",
         *flags,
     ]
 

@@ -152,6 +152,8 @@ def run_server(
     """
     command = [sys.executable, "-m", "hone", "serve", "--model-repository", str(repository)]
     command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags]
+    if not any(flag.startswith("--tuning") for flag in flags) and "HONE_TUNING" not in (environment or {}):
+        command.append("--tuning=off")  # tuning is on by default; tests that are not about it need the cores
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HONE_")}
     with tempfile.NamedTemporaryFile(prefix="hone-server-") as output:
         process = subprocess.Popen(

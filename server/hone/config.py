@@ -164,7 +164,7 @@ class Settings(BaseModel):
 
     # --- tuning
     tuning: Literal["off", "on", "cache"] = Field(
-        default="off",
+        default="on",
         description="Tune models in the background: off, on, or cache (use what the cache holds, build nothing).",
     )
     kernels_cache: Path = Field(default=Path("kernels_cache"), description="Folder that keeps what tuning learns.")

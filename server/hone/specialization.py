@@ -87,7 +87,8 @@ class Watcher(Protocol):
         """An execution of the generation failed; the baseline has answered it."""
 
     def wants_sample(self, ref: VersionRef, generation: int) -> bool:
-        """Whether `sampled` may be called for this execution; cheap, and False nearly always."""
+        """Whether `sampled` may be called for this execution; cheap, and False nearly always. Generation 0, the
+        baseline, is wanted where requests are captured."""
 
     def sampled(
         self, ref: VersionRef, generation: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array]

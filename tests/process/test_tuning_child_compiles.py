@@ -152,8 +152,8 @@ def test_not_fast_enough_is_refused_with_numbers_and_remembered(compiling):
     impossible = 1000.0
     [outcome] = compiling.run((1, 16, 8, 8), margin=impossible)
     assert outcome["outcome"] == "refused"
-    assert "not faster by 100000%: baseline" in outcome["reason"] or "too busy" in outcome["reason"]
-    if "too busy" not in outcome["reason"]:
+    assert "faster by 100000%: baseline" in outcome["reason"]
+    if not outcome["verdict"]["inconclusive"]:  # a machine that is too busy is sure of nothing
         digest = compiling.digest(Signature.of([("IN", "FP32", (1, 16, 8, 8))]), impossible)
         assert compiling.verdicts.recall(digest).state == "refused"
         [again] = compiling.run((1, 16, 8, 8), margin=impossible)

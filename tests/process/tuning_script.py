@@ -56,7 +56,14 @@ def run(spec, emit):
                 report = {"candidates_built": 3, "compile_seconds": 0.5}
                 emit("specialized", index=i, outcome="passed", reason="", verdict=verdict(2.0, **fields), report=report)
             case {"outcome": outcome, **fields}:
-                emit("specialized", index=i, outcome=outcome, reason=fields.get("reason", ""), verdict={}, report={})
+                emit(
+                    "specialized",
+                    index=i,
+                    outcome=outcome,
+                    reason=fields.get("reason", ""),
+                    verdict=fields.get("verdict", {}),
+                    report={},
+                )
             case other:
                 raise AssertionError(other)
 

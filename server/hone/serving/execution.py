@@ -181,8 +181,7 @@ class BatchExecution:
         for pending in live:
             pending.input_ns, pending.infer_ns, pending.output_ns = input_ns, infer_ns, output_ns
         self._observation.ran(live[0].key, rows, infer_ns)
-        if generation.number:
-            self._observation.sample(generation.number, None if alone else rows, inputs, outputs)
+        self._observation.sample(generation.number, None if alone else rows, inputs, outputs)
         return results
 
     def deliver(self) -> None:

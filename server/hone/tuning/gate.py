@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.tuning.measure import Comparison, TooNoisy
+from hone.tuning.measure import Comparison, NotMeasured
 from hone.types import BYTES, NUMPY_DTYPES, Array
 
 #: Largest normalized difference by the datatype of the output. Reordered sums and approximations of exp, erf and tanh
@@ -58,6 +58,14 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return not self.reason
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a refusal would be the same on another day: outputs are wrong, or it surely is not faster."""
+        if any(not check.passed for check in self.checks):
+            return True
+        measured = self.comparison
+        return measured is not None and not measured.provisional and measured.is_not_faster(self.margin)
 
     @property
     def max_error(self) -> float:
@@ -148,7 +156,7 @@ def check_outputs(
     ]
 
 
-def judge(checks: Sequence[OutputCheck], measured: Comparison | TooNoisy | None, margin: float) -> Verdict:
+def judge(checks: Sequence[OutputCheck], measured: Comparison | NotMeasured | None, margin: float) -> Verdict:
     """Outputs first; speed only of what is right. `measured` is None where the outputs already said no."""
     wrong = next((check for check in checks if not check.passed), None)
     if wrong is not None:
@@ -157,7 +165,7 @@ def judge(checks: Sequence[OutputCheck], measured: Comparison | TooNoisy | None,
         return Verdict("its outputs were checked on no input set", (), None, margin)
     if measured is None:
         return Verdict("it was not measured", tuple(checks), None, margin)
-    if isinstance(measured, TooNoisy):
+    if isinstance(measured, NotMeasured):
         return Verdict(measured.reason, tuple(checks), None, margin)
     return Verdict(_speed_reason(measured, margin), tuple(checks), measured, margin)
 

@@ -219,6 +219,9 @@ class Maker:
         bucket.verdict = dict(verdict) if isinstance(verdict, Mapping) else {}
         numbers = {name: bucket.verdict[name] for name in _TOLD_NUMBERS if bucket.verdict.get(name) is not None}
         self._book.note(record, bucket.outcome, signature=task.signature.text, reason=bucket.reason, **numbers)
+        if bucket.provisional or bucket.inconclusive:
+            again_in = self._options.remeasure_seconds * 2**record.num_remeasured
+            record.remeasure_at = self._clock() + again_in
         if bucket.outcome != "passed" and bucket.generation:
             self._promoter.roll_back(record, bucket, f"measured again: {bucket.reason}", "measured again")
         self._book.tell(record)
@@ -232,18 +235,13 @@ class Maker:
         counters.jobs[result.outcome, word] += 1
 
 
-def jobs_of_provisional(record: Record) -> list[Job]:
-    """Jobs that put what serves on a provisional verdict through the gate again."""
-    devices = dict.fromkeys(b.device for b in record.buckets.values() if b.provisional and b.generation)
-    return [
-        Job(
-            record.version.ref,
-            device,
-            tuple(
-                Task(b.signature, b.digest, "gate")
-                for b in record.buckets.values()
-                if b.device == device and b.provisional and b.generation
-            ),
-        )
-        for device in devices
-    ]
+def jobs_to_ask_again(record: Record) -> list[Job]:
+    """Jobs for what a busy machine left open: what serves on a provisional verdict goes through the gate again, what
+    was refused without certainty is made again (of decisions that are known by now)."""
+    tasks: dict[str, list[Task]] = {}
+    for bucket in record.buckets.values():
+        if bucket.provisional and bucket.generation:
+            tasks.setdefault(bucket.device, []).append(Task(bucket.signature, bucket.digest, "gate"))
+        elif bucket.inconclusive and bucket.outcome == "refused":
+            tasks.setdefault(bucket.device, []).append(Task(bucket.signature, bucket.digest, "build"))
+    return [Job(record.version.ref, device, tuple(found)) for device, found in tasks.items()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -110,8 +111,8 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class TooNoisy:
-    """No comparison: nearly every round was dropped."""
+class NotMeasured:
+    """No comparison, and why."""
 
     reason: str
 
@@ -122,7 +123,7 @@ def compare(
     *,
     clock: Clock = time.monotonic_ns,
     tell: Callable[[float], None] = lambda share: None,
-) -> Comparison | TooNoisy:
+) -> Comparison:
     """Rounds until one of the looks is certain, or until the plan's rounds or seconds are used up.
 
     At least the rounds of the first look are run, whatever the clock says. `tell` hears the share that is done. Raises
@@ -142,24 +143,31 @@ def compare(
             found = _comparison(quiet, num_dropped, plan, provisional=False)
             if found.is_faster(plan.margin) or found.is_not_faster(plan.margin) or not looks:
                 return found
-        if len(rounds) >= plan.looks[0] and (elapsed >= plan.seconds or len(rounds) >= 2 * plan.looks[-1]):
+        if len(rounds) >= plan.looks[0] and (elapsed >= plan.seconds or _is_hopeless(rounds, len(quiet), plan)):
             break
     if len(quiet) >= plan.looks[0]:
         return _comparison(quiet, num_dropped, plan, provisional=False)
-    every, num_dropped = _steady(rounds, plan.drift)
-    if len(every) < plan.looks[0] / 2:
-        return TooNoisy(
-            f"in {num_dropped} of {len(rounds)} rounds the reference workload was off by more than {plan.drift:.0%}:"
-            f" this machine is too busy to measure on"
-        )
-    return _comparison(every, num_dropped, plan, provisional=True)
+    # Too few undisturbed rounds: the others count too, first those in which the machine was as usual, else all. Both
+    # subjects met the same disturbances, in turns, and the bounds are as wide as the ratios scatter.
+    steady, num_dropped = _steady(rounds, plan.drift)
+    if len(steady) < plan.looks[0]:
+        steady, num_dropped = rounds, 0
+    return _comparison(steady, num_dropped, plan, provisional=True)
+
+
+def _is_hopeless(rounds: Sequence[Round], num_kept: int, plan: Plan) -> bool:
+    """Whether more rounds would be as disturbed as those so far, and not by serving."""
+    most = plan.looks[-1]
+    num_quiet = sum(r.quiet for r in rounds)
+    return len(rounds) >= 2 * most or (num_quiet >= most and num_kept < plan.looks[0])
 
 
 def _steady(rounds: Sequence[Round], drift: float) -> tuple[list[Round], int]:
-    """The rounds in which the reference took its usual time, and how many others there were."""
+    """The rounds in which the reference took its usual time, and how many others there were. The usual is the lower
+    quartile: disturbances only ever make it longer."""
     if not rounds:
         return [], 0
-    usual = float(np.median([ns for r in rounds for ns in r.reference_ns]))
+    usual = float(np.quantile([ns for r in rounds for ns in r.reference_ns], 0.25))
     kept = [r for r in rounds if all(abs(ns - usual) <= drift * usual for ns in r.reference_ns)]
     return kept, len(rounds) - len(kept)
 
@@ -181,20 +189,31 @@ def _comparison(kept: Sequence[Round], num_dropped: int, plan: Plan, *, provisio
 
 
 class Reference:
-    """A fixed amount of work of this process alone: numbers squared in the first-level cache, and a pass through
-    memory. No library with threads of its own, so that what it takes depends on the machine only."""
+    """A fixed amount of work on as many threads as the subjects use: square roots of numbers that pass through the
+    caches. Nothing but numpy's loops, which have no threads of their own, so that what it takes depends on the machine
+    alone: one core taken by somebody else shows, as it does in what is measured."""
 
-    def __init__(self) -> None:
-        self._small = np.linspace(0.5, 1.0, 2048, dtype=np.float32)
-        self._result = np.empty_like(self._small)
-        self._large = np.zeros(1 << 19, np.uint8)
-        self._copy = np.empty_like(self._large)
+    def __init__(self, num_threads: int = 1) -> None:
+        self._work = [_Work() for _ in range(num_threads)]
+        self._others = ThreadPoolExecutor(num_threads - 1, "reference") if num_threads > 1 else None
 
     def __call__(self) -> None:
-        for _ in range(100):
-            np.multiply(self._small, self._small, out=self._result)
-        for _ in range(2):
-            np.copyto(self._copy, self._large)
+        # numpy gives the interpreter up inside its loops, so the threads do run side by side.
+        others = [self._others.submit(work) for work in self._work[1:]] if self._others is not None else []
+        self._work[0]()
+        for other in others:
+            other.result()
+
+
+class _Work:
+    def __init__(self) -> None:
+        # Large enough that a loop runs for long between two turns with the interpreter lock.
+        self._numbers = np.linspace(0.5, 1.0, 1 << 17, dtype=np.float64)
+        self._result = np.empty_like(self._numbers)
+
+    def __call__(self) -> None:
+        for _ in range(4):
+            np.sqrt(self._numbers, out=self._result)
 
 
 @dataclass(slots=True)

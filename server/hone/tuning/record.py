@@ -39,6 +39,10 @@ class Bucket:
     def provisional(self) -> bool:
         return self.verdict.get("provisional") is True
 
+    @property
+    def inconclusive(self) -> bool:
+        return self.verdict.get("inconclusive") is True
+
     def to_json(self) -> dict[str, Any]:
         return {
             "signature": self.signature.text,

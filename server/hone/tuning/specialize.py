@@ -21,7 +21,7 @@ from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.domains import derive_domains
 from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
-from hone.tuning.measure import Plan, TooNoisy
+from hone.tuning.measure import Comparison, NotMeasured, Plan
 from hone.tuning.samples import unpack
 from hone.tuning.trial import NoTrial, Trial, gather
 from hone.tuning.wire import Message
@@ -96,6 +96,7 @@ class Work:
     margin: float
     seconds: float
     graph_level: int
+    run_threads: int
     cache_bytes: int
     samples: Sequence[InputSet]
     activity: Callable[[], Activity]
@@ -112,6 +113,7 @@ class Work:
             margin=float(spec["margin"]),
             seconds=float(spec["seconds"]),
             graph_level=int(spec.get("graph_level", 0)),
+            run_threads=int(spec["run_threads"]),
             cache_bytes=int(spec.get("cache_bytes", 32 << 20)),
             samples=unpack(samples) if samples is not None else (),
             activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
@@ -228,6 +230,7 @@ class _Specializing:
             evidence,
             self.work.precision,
             self.work.tolerance,
+            run_threads=self.work.run_threads,
             cache_bytes=self.work.cache_bytes,
             activity=self.work.activity,
             tell=self._tell_measuring,
@@ -235,10 +238,10 @@ class _Specializing:
         )
         verdict = self._verdict(trial)
         told = verdict.to_json()
-        provisional = verdict.comparison is not None and verdict.comparison.provisional
         if not verdict.passed:
-            lasting = verdict.comparison is None or not provisional
-            if lasting and not verdict.reason.endswith("too busy to measure on"):
+            # What the machine's noise decided is asked again when it rests; what the numbers say is remembered.
+            told["inconclusive"] = not verdict.is_certain
+            if verdict.is_certain:
                 self.ledger.keep_refusal(digest, "refused", verdict.reason, told)
             return _outcome("refused", verdict.reason, verdict=told, report=compiled.report)
         min_rows = self.signature.rows
@@ -260,12 +263,12 @@ class _Specializing:
 
     def _verdict(self, trial: Trial) -> Verdict:
         checks = trial.check()
-        measured = None
+        measured: Comparison | NotMeasured | None = None
         if all(check.passed for check in checks):
             try:
                 measured = trial.measure()
             except HoneError as problem:
-                measured = TooNoisy(f"it failed while it was measured: {problem}")
+                measured = NotMeasured(f"it failed while it was measured: {problem}")
         return judge(checks, measured, self.work.margin)
 
     def _tell_compiling(self, share: float, stage: str, /, **details: Any) -> None:

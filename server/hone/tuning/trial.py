@@ -11,7 +11,15 @@ from hone.tuning.activity import Activity
 from hone.tuning.domains import NoDomain
 from hone.tuning.gate import OutputCheck, check_outputs
 from hone.tuning.inputs import Domains, InputSet, aligned_copy, draw_many, first_rows, narrower, pad_rows, rotation
-from hone.tuning.measure import Comparison, Inputs, LocalRunner, Plan, TooNoisy, compare, wait_for_idle_threads
+from hone.tuning.measure import (
+    Comparison,
+    Inputs,
+    LocalRunner,
+    Plan,
+    Reference,
+    compare,
+    wait_for_idle_threads,
+)
 from hone.tuning.samples import repeated_rows
 from hone.types import BYTES, Array, EngineInstance, TensorSpec
 
@@ -107,11 +115,13 @@ class Trial:
     evidence: Evidence
     precision: str
     tolerance: float | None
+    run_threads: int = 1
     cache_bytes: int = 32 << 20
     activity: Callable[[], Activity] = lambda: Activity(0, 0)
     tell: Callable[[float], None] = lambda share: None
     plan: Plan = field(default_factory=Plan)
     _rotating: list[Inputs] = field(default_factory=list)
+    _reference: Reference | None = None
 
     def check(self) -> list[OutputCheck]:
         """Compare outputs on every set; ends at the first that is wrong. Raises nothing of the engines."""
@@ -144,7 +154,7 @@ class Trial:
                     return checks
         return checks
 
-    def measure(self) -> Comparison | TooNoisy:
+    def measure(self) -> Comparison:
         """End to end, for the signature itself. Raises HoneError when an engine fails in the middle."""
         names = [spec.name for spec in self.outputs]
         return self._compare(
@@ -162,14 +172,13 @@ class Trial:
         plan = replace(self.plan, looks=self.plan.looks[:2], seconds=self.plan.seconds / 4)
         while low < high:
             middle = (low + high) // 2
-            found = self._compare_padded(middle, plan)
-            if isinstance(found, Comparison) and found.is_faster(plan.margin):
+            if self._compare_padded(middle, plan).is_faster(plan.margin):
                 high = middle
             else:
                 low = middle + 1
         return high
 
-    def _compare_padded(self, num_rows: int, plan: Plan) -> Comparison | TooNoisy:
+    def _compare_padded(self, num_rows: int, plan: Plan) -> Comparison:
         names = [spec.name for spec in self.outputs]
         rows = self.signature.rows
 
@@ -183,12 +192,15 @@ class Trial:
 
     def _compare(
         self, baseline: Callable[[Inputs], object], candidate: Callable[[Inputs], object], plan: Plan
-    ) -> Comparison | TooNoisy:
+    ) -> Comparison:
+        if self._reference is None:
+            self._reference = Reference(self.run_threads)
         runner = LocalRunner(
             baseline,
             candidate,
             self._inputs(),
             activity=self.activity,
+            reference=self._reference,
             settle=wait_for_idle_threads,
         )
         return compare(runner, plan, tell=self.tell)

@@ -16,7 +16,7 @@ from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
 from hone.tuning.jobs import Devices, Job, JobQueue
-from hone.tuning.maker import Maker, jobs_of_provisional
+from hone.tuning.maker import Maker, jobs_to_ask_again
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.planner import KeyOf, Memory, Planner, newest_of
 from hone.tuning.ports import EngineLoader, Promotion, ServedModels, TunableVersion
@@ -321,7 +321,7 @@ class Tuner:
     # --- quiet times
 
     def _follow_quiet(self, now: float) -> None:
-        """Once serving has rested for a while and nothing else is to be done, measure again what is provisional."""
+        """Once serving has rested for a while and nothing else is to be done, ask again what noise left open."""
         activity = self._activity()
         if activity != self._last_activity or activity.num_in_flight:
             self._last_activity, self._quiet_since = activity, now
@@ -333,5 +333,5 @@ class Tuner:
                 continue
             record.num_remeasured += 1
             record.remeasure_at = now + self._options.remeasure_seconds * 2**record.num_remeasured
-            for job in jobs_of_provisional(record):
+            for job in jobs_to_ask_again(record):
                 self._queue.put(job)

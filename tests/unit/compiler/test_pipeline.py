@@ -81,6 +81,31 @@ def test_layouts_are_blocked_between_convolutions(compiled_network):
     assert f'data_layout="NCHW{block}c"' in text
 
 
+def test_layouts_change_at_the_ends_only(tmp_path):
+    """Residuals, pooling, concatenation and broadcasts stay in blocks: one change behind the last of them."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((16, 16, 3, 3)).astype(np.float32) for i in range(3)}
+    weights["scale"] = rng.standard_normal((16, 1, 1)).astype(np.float32)
+    weights["w3"] = rng.standard_normal((16, 32, 1, 1)).astype(np.float32)
+    same = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        ("Conv", ["x", "w0"], ["a"], same),
+        ("Conv", ["a", "w1"], ["b"], same),
+        ("Add", ["a", "b"], ["c"], {}),
+        ("MaxPool", ["c"], ["d"], {"kernel_shape": [3, 3], **same}),
+        ("Concat", ["c", "d"], ["e"], {"axis": 1}),
+        ("Conv", ["e", "w3"], ["f"], {}),
+        ("Mul", ["f", "scale"], ["g"], {}),
+        ("Sigmoid", ["g"], ["h"], {}),
+        ("Conv", ["h", "w2"], ["y"], same),
+    ]
+    shape = ("float32", [1, 16, 8, 8])
+    text = dumps(save_model(tmp_path / "model.onnx", nodes, {"x": shape}, {"y": shape}, weights))[1]["4 fuse"][
+        "main"
+    ].script()
+    assert text.count("cls.te_layout_transform") == 2  # the input's and the output's
+
+
 def test_convolutions_are_kernels_with_their_epilogues(compiled_network):
     compiled, kept = compiled_network
     text = kept["3 partition"]["main"].script()
@@ -95,7 +120,7 @@ def test_weights_are_prepared_outside_of_main(compiled_network):
     mod = kept["4 fuse"]
     main, transform = mod["main"].script(), mod["main_transform_params"].script()
     assert "layout_transform" in transform
-    assert main.count("layout_transform") == 1  # of the activations, behind the last convolution
+    assert "layout_transform" not in main  # one image's channels are the same memory in blocks and plain
     assert len(mod["main"].params) == 2  # the input, and the prepared weights together
     assert len(compiled.packed) == len(mod["main"].params[1].ty.fields) == len(set(compiled.packed))
 
@@ -279,9 +304,61 @@ def _attention(rng):
     )
 
 
+def _squeeze_and_excite(rng):
+    """A gate over channels, made from the mean of the picture and broadcast over it."""
+    return network_with(
+        [
+            ("Conv", ["x", "w"], ["c"], {"pads": [1, 1, 1, 1]}),
+            ("ReduceMean", ["c"], ["m"], {"axes": [2, 3], "keepdims": 1}),
+            ("Conv", ["m", "w1"], ["d"], {}),
+            ("Relu", ["d"], ["r"], {}),
+            ("Conv", ["r", "w2", "b2"], ["e"], {}),
+            ("Sigmoid", ["e"], ["gate"], {}),
+            ("Mul", ["c", "gate"], ["g"], {}),
+            ("Add", ["g", "map"], ["y"], {}),
+        ],
+        {"x": ("float32", [2, 16, 7, 7])},
+        {"y": ("float32", [2, 32, 7, 7])},
+        {
+            "w": rng.standard_normal((32, 16, 3, 3)) / 12,
+            "w1": rng.standard_normal((16, 32, 1, 1)) / 6,
+            "w2": rng.standard_normal((32, 16, 1, 1)) / 4,
+            "b2": rng.standard_normal(32),
+            "map": rng.standard_normal((1, 1, 7, 7)),
+        },
+    )
+
+
+def _branches(rng):
+    """Pooling and concatenation in blocks; a resize and a transposed convolution that have none."""
+    return network_with(
+        [
+            ("Conv", ["x", "w"], ["c"], {"pads": [1, 1, 1, 1]}),
+            ("MaxPool", ["c"], ["p"], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+            ("AveragePool", ["c"], ["a"], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+            ("Concat", ["c", "p", "a"], ["k"], {"axis": 1}),
+            ("Conv", ["k", "w1"], ["d"], {}),
+            ("Resize", ["d", "", "scales"], ["r"], {"mode": "nearest"}),
+            ("Conv", ["r", "w2"], ["e"], {"strides": [2, 2]}),
+            ("ConvTranspose", ["e", "w3"], ["t"], {"strides": [2, 2]}),
+            ("Sub", ["one", "t"], ["y"], {}),
+        ],
+        {"x": ("float32", [1, 3, 8, 8])},
+        {"y": ("float32", [1, 4, 16, 16])},
+        {
+            "w": rng.standard_normal((16, 3, 3, 3)) / 5,
+            "w1": rng.standard_normal((32, 48, 1, 1)) / 7,
+            "w2": rng.standard_normal((16, 32, 1, 1)) / 6,
+            "w3": rng.standard_normal((16, 4, 2, 2)) / 8,
+            "scales": np.array([1, 1, 2, 2]),
+            "one": np.ones(1),
+        },
+    )
+
+
 @pytest.mark.parametrize(
     "build",
-    [_residual, _value_used_twice, _operand_that_depends_on_the_group, _grouped_and_odd, _batch_norm_and_hard_swish,
+    [_residual, _value_used_twice, _operand_that_depends_on_the_group, _grouped_and_odd, _batch_norm_and_hard_swish, _squeeze_and_excite, _branches,
      _attention],
     ids=lambda build: build.__name__.strip("_"),
 )  # fmt: skip

@@ -32,9 +32,9 @@ def convolution(
     batch=1, channels_in=16, size=8, channels_out=32, kernel=3, stride=1, pad=1, dilation=1, epilogue=(), extra=(),
     target=HOST,
 ) -> Workload:  # fmt: skip
-    layouts = TEMPLATE.layouts(channels_in, channels_out, target)
-    assert layouts is not None
-    block_in, block_out = (int(re.sub(r"\D", "", layout) or 0) for layout in (layouts[0], layouts[2]))
+    blocks = TEMPLATE.blocks(channels_in, channels_out, target)
+    assert blocks is not None
+    block_in, block_out = blocks
     out = (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
     data = (batch, channels_in // block_in, size, size, block_in) if block_in else (batch, channels_in, size, size)
     weight = (channels_out // block_out, data[1], kernel, kernel, *((block_in,) if block_in else ()), block_out)
@@ -224,7 +224,7 @@ def test_it_is_asked_for_what_it_can_do_only():
     )
     for other in (grouped, half, Workload("pool", workload.inputs, workload.output, workload.attributes)):
         assert not TEMPLATE.matches(other, HOST)
-    assert TEMPLATE.layouts(16, 17, HOST) is None
+    assert TEMPLATE.blocks(16, 17, HOST) is None
 
 
 def test_an_impossible_candidate_is_a_failure_and_no_accident():

@@ -7,7 +7,7 @@ import pytest
 
 from hone.tuning.confidence import Median
 from hone.tuning.gate import check_output, check_outputs, judge, tolerance_of
-from hone.tuning.measure import Comparison, TooNoisy
+from hone.tuning.measure import Comparison, NotMeasured
 from hone.types import NUMPY_DTYPES
 
 
@@ -141,7 +141,7 @@ def test_wrong_outputs_are_refused_however_fast():
     [
         (comparison(0.9, 0.98, 0.99), "not surely faster by 3%: baseline 2 ms, tuned 1.96 ms, speed-up 1.02"),
         (comparison(1.1, 1.2, 1.3), "not faster by 3%: baseline 2 ms, tuned 2.4 ms, speed-up 0.833, over 40 rounds"),
-        (TooNoisy("too busy"), "too busy"),
+        (NotMeasured("too busy"), "too busy"),
         (None, "it was not measured"),
     ],
 )

@@ -500,6 +500,29 @@ def test_provisional_verdicts_are_measured_again_when_serving_rests(rig):
     assert set(rig.serving.running()) == {ONE}
 
 
+def test_what_noise_refused_is_made_again_when_serving_rests(rig):
+    ref = rig.model({"*": {"outcome": "refused", "verdict": {"inconclusive": True}, "reason": "not surely faster"}})
+    rig.run()
+    assert rig.status()["state"] == "baseline"
+    rig.model({"*": PASS}, baseline=rig.serving.versions[ref].baseline)
+    rig.pass_time(5)
+    rig.run()
+    assert len(rig.children()) == 1
+    rig.pass_time(100)
+    rig.run()
+    assert [mode for _, mode in rig.children()[1]] == ["build"] * 3
+    assert set(rig.serving.running()) == {ONE, TWO, FOUR}
+
+
+def test_certain_refusals_are_not_made_again(rig):
+    rig.model({"*": {"outcome": "refused", "reason": "not faster"}})
+    rig.run()
+    for _ in range(5):
+        rig.pass_time(10_000)
+        rig.run()
+    assert len(rig.children()) == 1
+
+
 def test_what_is_not_faster_when_measured_again_is_rolled_back(rig):
     ref = rig.model({"*": {"outcome": "passed", "provisional": True}}, max_batch_size=1)
     rig.run()

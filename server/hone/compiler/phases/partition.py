@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from hone.compiler.choices import Choices, KernelCall
+from hone.compiler.phases.types import ints, tensor_type
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.epilogue import STEP_OF_OPERATOR
 from hone.compiler.templates.registry import MATMUL, template_for, template_named
@@ -122,9 +123,9 @@ def _anchor(binding: Any, prepared: set[Any], target: CpuTarget) -> _Anchor | No
             "conv2d",
             list(call.args),
             {
-                "strides": _ints(attrs.strides),
-                "padding": _ints(attrs.padding),
-                "dilation": _ints(attrs.dilation),
+                "strides": ints(attrs.strides),
+                "padding": ints(attrs.padding),
+                "dilation": ints(attrs.dilation),
                 "groups": int(attrs.groups),
                 "data_layout": str(attrs.data_layout),
                 "kernel_layout": str(attrs.kernel_layout),
@@ -256,21 +257,6 @@ def _constant(expression: Any) -> float | None:
     if isinstance(expression, tvm.tirx.IntImm | tvm.tirx.FloatImm):
         return float(expression.value)
     return None
-
-
-def tensor_type(expression: Any) -> TensorType | None:
-    """Shape and dtype of a Relax expression, where both are known numbers."""
-    ty = getattr(expression, "ty", None)
-    if not isinstance(ty, relax.TensorType) or ty.shape is None or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    dims = list(ty.shape.values)
-    if not all(isinstance(dim, tvm.tirx.IntImm) for dim in dims):
-        return None
-    return TensorType(tuple(int(dim) for dim in dims), str(ty.dtype))
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
 
 
 @relax.expr_functor.mutator

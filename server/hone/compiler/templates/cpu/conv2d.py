@@ -89,15 +89,13 @@ class BlockedConvolution(TirTemplate):
             and all(tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output))
         )
 
-    def layouts(self, channels_in: int, channels_out: int, target: CpuTarget) -> tuple[str, str, str] | None:
-        """Data, weight and output layouts that this template wants for a convolution; None: not its kind."""
+    def blocks(self, channels_in: int, channels_out: int, target: CpuTarget) -> tuple[int, int] | None:
+        """Widths of the blocks in which channels go in and come out; 0 for plain ones, None: not its kind.
+
+        Few or odd input channels (a picture's three) are read plain; odd output channels are not for this template.
+        """
         block_out = channel_block(channels_out, target)
-        if not block_out:
-            return None
-        block_in = channel_block(channels_in, target)
-        if block_in:
-            return f"NCHW{block_in}c", f"OIHW{block_in}i{block_out}o", f"NCHW{block_out}c"
-        return "NCHW", f"OIHW{block_out}o", f"NCHW{block_out}c"
+        return (channel_block(channels_in, target), block_out) if block_out else None
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
         s = sizes_of(workload)
