@@ -32,6 +32,8 @@ from hone.tuning.wire import Message
 _SEARCH_SHARE = 0.6
 _SCHEDULE_SHARE = 0.2
 _HEARTBEAT_SECONDS = 5.0
+#: What the compiler makes so far; other precisions that a configuration may name are told to be unsupported.
+PRECISIONS = ("f32",)
 
 
 def open_compiler(spec: Message) -> tuple[Compile, Ledger]:
@@ -91,6 +93,10 @@ class TvmCompile:
     def build(self, signature: Signature, digest: str, seconds: float, tell: Told) -> Compiled | NotCompiled:
         began = time.monotonic()
         self._search.counts = counts = SearchCounts()
+        precision = str(self._spec["precision"])
+        if precision not in PRECISIONS:
+            reason = f"precision '{precision}' is not compiled in this version, only {', '.join(PRECISIONS)}"
+            return NotCompiled("unsupported", reason)
         tell(0.0, "importing")
         imported = import_model(self._path, signature.shapes)
         if isinstance(imported, Unsupported):

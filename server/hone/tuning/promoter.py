@@ -150,11 +150,19 @@ class Promoter:
             if bucket.generation:
                 self.roll_back(record, bucket, reason, "request")
 
-    def renew(self, version: TunableVersion) -> None:
-        """The version was reloaded with another configuration: its generations go on, and its baseline is another."""
+    def renew(self, record: Record) -> None:
+        """The version was loaded again: generations that it still runs go on, with another baseline; those that ended
+        with the load before (it was unloaded meanwhile) are to be promoted again."""
+        version = record.version
         for watched in self._watch.watched():
             if watched.ref == version.ref:
                 watched.baseline, watched.instances = version.baseline, None
+        for bucket in record.buckets.values():
+            if bucket.generation:
+                with self._promotion.lease(version.ref, bucket.generation) as held:
+                    if not held:
+                        self._forget(version.ref, bucket.generation)
+                        bucket.generation = 0
 
     def forget(self, ref: VersionRef) -> None:
         """The version is gone, and its generations with it."""

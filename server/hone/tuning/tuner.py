@@ -242,11 +242,13 @@ class Tuner:
     def _renew(self, record: Record, version: TunableVersion) -> None:
         """The same graph with another configuration: specializations stay where the settings allow it."""
         record.version, record.sampled = version, None
-        self._promoter.renew(version)
+        self._promoter.renew(record)
         if self._planner.configure(record):
             self._drop(record, "its tuning settings changed")
             record.buckets.clear()
         self._plan(record)
+        self._promoter.promote(record.version.ref)
+        self._settle(record)
 
     def _leave(self, ref: VersionRef) -> None:
         self._maker.cancel(ref, "the model was unloaded or replaced")

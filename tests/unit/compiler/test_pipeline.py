@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import tvm
 from tvm import relax
@@ -17,7 +16,7 @@ from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import KERNEL_PREFIX
 from hone.compiler.templates.registry import template_for
 from hone.engines.tvm_runtime import TvmRuntime
-from tests.unit.engines.tvm_artifacts import compile_to, load, save_model, small_network
+from tests.unit.engines.tvm_artifacts import baseline, compile_to, load, save_model, small_network
 
 HOST = CpuTarget.detect(num_threads=1)
 
@@ -358,10 +357,18 @@ def _branches(rng):
 
 @pytest.mark.parametrize(
     "build",
-    [_residual, _value_used_twice, _operand_that_depends_on_the_group, _grouped_and_odd, _batch_norm_and_hard_swish, _squeeze_and_excite, _branches,
-     _attention],
+    [
+        _residual,
+        _value_used_twice,
+        _operand_that_depends_on_the_group,
+        _grouped_and_odd,
+        _batch_norm_and_hard_swish,
+        _squeeze_and_excite,
+        _branches,
+        _attention,
+    ],
     ids=lambda build: build.__name__.strip("_"),
-)  # fmt: skip
+)
 def test_matches_onnx_runtime(build, tmp_path):
     nodes, inputs, outputs, weights = build(np.random.default_rng(0))
     path = save_model(
@@ -370,7 +377,7 @@ def test_matches_onnx_runtime(build, tmp_path):
     )  # fmt: skip
     rng = np.random.default_rng(1)
     feed = {name: rng.standard_normal(shape).astype(np.float32) for name, (_, shape) in inputs.items()}
-    expected = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(list(outputs), feed)
+    expected = baseline(path, feed, list(outputs))
     runtime = TvmRuntime.load(num_threads=1)
     got = load(compile_to(tmp_path / "artifact", path), runtime).instantiate().run(feed, list(outputs))
     for name, ours, theirs in zip(outputs, got, expected, strict=True):
@@ -379,7 +386,7 @@ def test_matches_onnx_runtime(build, tmp_path):
 
 def test_a_chain_matches_onnx_runtime(chain, tmp_path):
     x = np.random.default_rng(0).standard_normal((1, 3, 32, 40)).astype(np.float32)
-    (expected,) = ort.InferenceSession(str(chain), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (expected,) = baseline(chain, {"x": x}, ["y"])
     runtime = TvmRuntime.load(num_threads=1)
     (got,) = load(compile_to(tmp_path / "artifact", chain), runtime).instantiate().run({"x": x}, ["y"])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from hone.engines.onnxruntime import OnnxRuntimeEngine
+
 MODEL, MANIFEST, CONSTANTS = "model.onnx", "manifest.json", "constants.npz"
 
 _ONNX_TYPES = {
@@ -85,6 +87,11 @@ def compile_to(folder: Path, model: Path) -> Path:
     (folder / MODEL).write_bytes(model.read_bytes())
     (folder / MANIFEST).write_text(json.dumps(artifact.manifest), encoding="utf-8")
     return folder
+
+
+def baseline(model: Path, inputs, outputs):
+    """What ONNX Runtime answers, as hone runs it."""
+    return OnnxRuntimeEngine.load(model).run(inputs, outputs)
 
 
 def load(folder: Path, runtime, packed=None, *, model: Path | None = None, manifest=None):

@@ -91,7 +91,8 @@ class Serving:
 
     @contextmanager
     def lease(self, ref: VersionRef, generation: int = 0):
-        yield ref in self.versions
+        running = {stack[-1][0] for (of, *_), stack in self.routes.items() if of == ref and stack}
+        yield ref in self.versions and generation in running | {0}
 
     # --- for tests
 

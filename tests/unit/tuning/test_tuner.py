@@ -346,6 +346,19 @@ def test_a_new_configuration_keeps_the_specializations(rig):
     assert len(rig.children()) == 1
 
 
+def test_what_was_unloaded_and_loaded_again_between_two_looks_is_promoted_again(rig):
+    ref = rig.model({"*": PASS})
+    rig.run()
+    before = rig.serving.running()
+    assert before
+    rig.serving.routes.clear()  # the slot of the second load starts with its baseline alone
+    rig.model({"*": PASS}, parameters={"budget_seconds": "9"})
+    rig.run()
+    assert set(rig.serving.running()) == set(before)
+    assert len(rig.children()) == 1
+    assert all(bucket["engine"] == "tvm" for bucket in rig.tuner.status(ref.model)["buckets"])
+
+
 def test_another_precision_makes_other_specializations(rig):
     ref = rig.model({"*": PASS}, max_batch_size=1)
     rig.run()
