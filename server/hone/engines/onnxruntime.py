@@ -6,6 +6,7 @@ Sessions run on one intra-op thread pool shared by the whole process, so that a 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import onnxruntime as ort
 from hone.engines.base import view_memory
 from hone.errors import EngineError, InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec
+
+_log = logging.getLogger(__name__)
 
 # onnx.TensorProto.BFLOAT16; the number is part of the ONNX format, and importing onnx would cost 60 ms.
 _ONNX_BFLOAT16 = 16
@@ -88,12 +91,19 @@ class OnnxRuntimeEngine:
             settings.graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         )
         try:
-            session = ort.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False
-            )
-        except Exception as problem:  # its exceptions have no common root below Exception
+            try:
+                return cls(_session(path, options))
+            except Exception as problem:  # its exceptions have no common root below Exception
+                if "EnvCreatedWithGlobalThreadPools" not in str(problem):
+                    raise
+                # The process made a session before it configured the pool (a test, a notebook): no pool is shared then.
+                _log.warning("ONNX Runtime's shared thread pool was not configured in time: %s has its own", path.name)
+                options.use_per_session_threads = True
+                return cls(_session(path, options))
+        except EngineError:
+            raise
+        except Exception as problem:
             raise EngineError(_reason(problem, path)) from problem
-        return cls(session)
 
     def instantiate(self) -> OnnxRuntimeEngine:
         """A session is thread-safe and shares its weights: every executor thread uses the same one."""
@@ -130,6 +140,11 @@ class OnnxRuntimeEngine:
             for name, array in inputs.items()
         }
         return [_from_value(value) for value in self._session.run_with_ort_values(outputs, values)]
+
+
+def _session(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    # Without enable_fallback=False it prints its troubles and tries the same again.
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False)
 
 
 def _from_value(value: Any) -> Array:

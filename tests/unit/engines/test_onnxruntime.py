@@ -10,15 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hone.engines.onnxruntime import OnnxRuntimeEngine, configure_thread_pool
+from hone.engines.onnxruntime import OnnxRuntimeEngine
 from hone.errors import EngineError, InvalidRequest
 from hone.types import NUMPY_DTYPES, TensorSpec
 from tests import models
-
-
-@pytest.fixture(scope="module", autouse=True)
-def thread_pool():
-    configure_thread_pool(2)
 
 
 def load(tmp_path, content: bytes) -> OnnxRuntimeEngine:

@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hone.engines.onnxruntime import OnnxRuntimeEngine
-
 MODEL, MANIFEST, CONSTANTS = "model.onnx", "manifest.json", "constants.npz"
 
 _ONNX_TYPES = {
@@ -90,8 +88,10 @@ def compile_to(folder: Path, model: Path) -> Path:
 
 
 def baseline(model: Path, inputs, outputs):
-    """What ONNX Runtime answers, as hone runs it."""
-    return OnnxRuntimeEngine.load(model).run(inputs, outputs)
+    """What ONNX Runtime answers, whether this process has a global thread pool for it or not."""
+    from hone.compiler.baseline import session
+
+    return session(model).run(outputs, inputs)
 
 
 def load(folder: Path, runtime, packed=None, *, model: Path | None = None, manifest=None):
