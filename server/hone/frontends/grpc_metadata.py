@@ -16,6 +16,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 
 #: Group of `--grpc-restricted-protocol` -> the methods it covers.
 RESTRICTED_METHODS: dict[str, tuple[str, ...]] = {
+    "tuning": (),  # an extension of HTTP alone
     "health": ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
     "metadata": ("ServerMetadata", "ModelMetadata"),
     "inference": ("ModelInfer", "ModelStreamInfer"),
