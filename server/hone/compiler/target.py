@@ -33,8 +33,8 @@ class CpuTarget:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 512 << 10
     num_threads: int = 1
-    #: What runs shorter than this on one thread stays on it: waking the others costs 2 to 50 microseconds.
-    parallel_min_us: float = 20.0
+    #: What runs shorter than this on one thread stays on it: waking sleeping threads costs some 50 microseconds.
+    parallel_min_us: float = 50.0
 
     @classmethod
     def detect(cls, num_threads: int) -> CpuTarget:

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _DEVICE = "cpu0"
 _MIB = 1 << 20
 _PROBATION_FOLDER = ".probation"
+#: What is left here by a server that was killed is swept after an hour.
+_STAGING_FOLDER = ".staging"
 
 
 class BackgroundTuning:
@@ -151,6 +153,7 @@ class BackgroundTuning:
             run_threads=run_threads,
             kernels_cache=settings.kernels_cache.absolute(),
             cannot_build=cannot_build,
+            temporary_root=self._cache.path / _STAGING_FOLDER,
         )
         return Tuner(
             self._models,
@@ -166,6 +169,7 @@ class BackgroundTuning:
             options=options,
             activity=self._activity.read,
             activity_descriptor=self._activity.descriptor,
+            listener=_log_event,
             num_cores=num_cores,
         )
 
@@ -198,6 +202,22 @@ class _FaultNoted(Probation):
     def close(self) -> None:
         faulthandler.disable()
         super().close()
+
+
+def _log_event(event: dict[str, Any]) -> None:
+    """A line of a model's tuning history, for the log."""
+    level = logging.WARNING if event["event"] in ("rolled back", "quarantined", "failed") else logging.INFO
+    told = [f"{name} {value:.2f}" for name in ("speedup",) if isinstance(value := event.get(name), float)]
+    told += [str(event["reason"])] if event.get("reason") else []
+    _log.log(
+        level,
+        "tuning of %s: %s %s%s",
+        event["model"],
+        event["event"],
+        event.get("signature", ""),
+        f" ({'; '.join(told)})" if told else "",
+        extra={"model": event["model"]},
+    )
 
 
 def missing_compiler() -> str:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from hone.tuning import group
@@ -84,8 +87,11 @@ class Child:
         pacer: Pacer | None = None,
         descriptors: Sequence[int] = (),
         command: Sequence[str] = WORKER_COMMAND,
+        temporary_root: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`temporary_root`: where the child and its compilers get a temporary folder, which goes with them."""
+        self._temporary_root = temporary_root
         self._spec = spec
         self._limits = limits
         self._on_event = on_event
@@ -111,7 +117,17 @@ class Child:
         except Garbage as problem:
             return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}")
         try:
-            watch = _Watch(self._command, spec, self._descriptors, self._clock)
+            temporary = self._temporary_folder()
+        except OSError as problem:
+            return JobResult("failed", f"no temporary folder for a tuning process: {problem.strerror or problem}")
+        try:
+            return self._run_in(temporary, spec)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _run_in(self, temporary: str, spec: bytes) -> JobResult:
+        try:
+            watch = _Watch(self._command, spec, self._descriptors, temporary, self._clock)
         except OSError as problem:
             return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
         self.pid = watch.pid
@@ -119,6 +135,13 @@ class Child:
             return self._supervise(watch)
         finally:
             watch.close()
+
+    def _temporary_folder(self) -> str:
+        """A killed compiler cannot clean up behind itself, so it gets a folder that is removed with it."""
+        root = self._temporary_root
+        if root is not None and os.access(root, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix="tuning-", dir=root)
+        return tempfile.mkdtemp(prefix="hone-tuning-")
 
     def _supervise(self, watch: _Watch) -> JobResult:
         tick = _TICK_SECONDS if self._pacer is None else _PACED_TICK_SECONDS
@@ -148,7 +171,12 @@ class _Watch:
     """The process, its pipes and what was seen of it."""
 
     def __init__(
-        self, command: Sequence[str], spec: bytes, descriptors: Sequence[int], clock: Callable[[], float]
+        self,
+        command: Sequence[str],
+        spec: bytes,
+        descriptors: Sequence[int],
+        temporary: str,
+        clock: Callable[[], float],
     ) -> None:
         """Raises OSError when the process cannot be started."""
         self._clock = clock
@@ -169,6 +197,7 @@ class _Watch:
                 stderr=errors_write,
                 pass_fds=(life_read, events_write, *descriptors),
                 process_group=0,
+                env={**os.environ, "TMPDIR": temporary},
             )
         except BaseException:
             self._selector.close()

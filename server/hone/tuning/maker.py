@@ -151,6 +151,7 @@ class Maker:
             pacer=Pacer(self._activity) if budget.pause else None,
             descriptors=[d for d in (spec["activity"], spec["samples"]) if d is not None],
             command=self._options.command,
+            temporary_root=self._options.temporary_root,
             clock=self._clock,
         )
         if self._stopping:

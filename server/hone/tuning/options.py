@@ -23,6 +23,8 @@ class TunerOptions:
     run_threads: int = 1
     """Threads that serving's engines use, and so the measured ones."""
     kernels_cache: Path = Path("kernels_cache")
+    temporary_root: Path | None = None
+    """Where tuning processes get temporary folders; None for the system's place."""
     cannot_build: str = ""
     """Why nothing can be compiled here (no C++ compiler); what is in the cache is used all the same."""
     frequent_interval_seconds: float = 30.0

@@ -52,7 +52,7 @@ class Bucket:
             "tuned_ms": self.verdict.get("tuned_ms"),
             "speedup": self.verdict.get("speedup"),
             "max_error": self.verdict.get("max_error"),
-            "provisional": self.provisional,
+            "provisional": self.provisional or self.inconclusive,
             "outcome": self.outcome,
             "reason": self.reason,
         }
@@ -90,7 +90,8 @@ class Record:
             self.state = "off"
             return
         buckets = self.buckets.values()
-        self.progress = 1.0
+        if not self.held:
+            self.progress = 1.0
         told = [f"{bucket.signature.text}: {bucket.reason}" for bucket in buckets if bucket.reason]
         self.reason = "; ".join(dict.fromkeys(told))[:1000]
         if self.held:

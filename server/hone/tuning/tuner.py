@@ -273,7 +273,11 @@ class Tuner:
         ref = record.version.ref
         if self._queue.of(ref) and not record.held:
             if not self._maker.is_working_on(ref):
-                record.state, record.progress, record.reason = "queued", 0.0, ""
+                record.state, record.progress, record.reason = (
+                    "queued",
+                    0.0,
+                    "waits for its turn: one at a time is tuned",
+                )
         elif not self._maker.is_working_on(ref):
             record.settle()
             if not record.buckets and record.tuning.mode != "off" and not record.held:
