@@ -34,11 +34,11 @@ PERF_STAMP = $(PERF_VENV)/.stamps/perf-$(call digest,requirements/perf.txt)
 # Runs a target of this file while holding a lock on the folder's Makefile (released by the kernel, however this ends).
 locked = exec 9<Makefile; flock --nonblock 9 || { echo "another set-up runs in this folder; waiting for it"; flock 9; }; $(MAKE) $(1)
 
-.PHONY: onnx-coverage help setup setup-dev serve test lint format lock test-deps perf-tools real-models bench clean
+.PHONY: bench-swap onnx-coverage help setup setup-dev serve test lint format lock test-deps perf-tools real-models bench clean
 .PHONY: environment environment-dev environment-perf demo-models
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 setup: ## make .venv with hone, its clients and the demo models (does only what is missing)
 	@$(call locked,environment demo-models)
@@ -64,6 +64,9 @@ format: setup-dev ## let ruff format and fix what it can
 
 bench: setup-dev perf-tools ## serve and measure; prints one table
 	@exec $(VENV)/bin/python -m benchmarks.serving $(ARGS)
+
+bench-swap: setup ## latency before, during and after tuning, and across swaps
+	@exec $(VENV)/bin/python -m benchmarks.swap $(ARGS)
 
 perf-tools: ## make .venv-perf with NVIDIA's perf_analyzer
 	@$(call locked,environment-perf)

@@ -22,7 +22,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
 from hone.compiler.rewrites import resolve_control_flow, rewrite
-from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
+from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices, find_hazards
 from hone.compiler.rewrites.evaluate import fold
 from hone.compiler.simplify import (
     CannotSimplify,
@@ -71,6 +71,9 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     graph_digest: str
     """Of the graph, its interface and its weights; not of the names inside it or the order its nodes are listed in."""
+    hazards: tuple[str, ...] = ()
+    """What requests can do that the baseline answers with an error and this module does not (see rewrites/bounds.py).
+    A model with hazards must not serve."""
 
 
 #: Operators that the importer knows in ONNX Runtime's own domain, not in ONNX's (whose Attention is another one).
@@ -106,7 +109,7 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
         inputs, outputs = list(graph.input_names), [value.name for value in graph.model.graph.output]
         initializers = {digest_tensor(array): name for name, array in reversed(graph.weights.items())}
         make_importable(graph)
-        graph, mod = _convert_or_inline(graph)
+        graph, mod, hazards = _convert_or_inline(graph)
         digests = {name: digest_tensor(array) for name, array in graph.weights.items()}
         return ImportedModel(
             mod=mod,
@@ -115,6 +118,7 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
             inputs=_specs(inputs, [param.ty for param in mod["main"].params[: len(inputs)]]),
             outputs=_specs(outputs, _output_types(mod, graph)),
             graph_digest=digest_graph(graph, inputs, outputs, digests),
+            hazards=tuple(hazards),
         )
     except CannotSimplify as problem:
         return Unsupported(problem.operator, str(problem))
@@ -141,18 +145,19 @@ def make_importable(graph: Graph) -> None:
         simplify(graph, with_weights=False)
 
 
-def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule]:
+def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule, list[str]]:
     """Convert; where an operator's converter fails and ONNX defines the operator by others, try with those.
 
-    Gives the graph in the canonical form that was converted.
+    Gives the graph in the canonical form that was converted, and what is hazardous about it.
     """
     while True:
         try:
             _check_operators(graph)
+            hazards = find_hazards(graph)
             final = graph.copy()
             bound_indices(final)
             canonicalize(final)
-            return final, _convert(final)
+            return final, _convert(final), hazards
         except UnboundedIndex as problem:
             raise _CannotImport(problem.operator, str(problem)) from problem
         except _CannotImport as problem:

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _DEVICE = "cpu0"
 _MIB = 1 << 20
 _PROBATION_FOLDER = ".probation"
+#: Events of a model's history that an operator wants to read of; the rest (stages, what passed) is in its status.
+_LOGGED = frozenset({"promoted", "refused", "failed", "unsupported", "rolled_back", "quarantined"})
 #: What is left here by a server that was killed is swept after an hour.
 _STAGING_FOLDER = ".staging"
 
@@ -206,7 +208,9 @@ class _FaultNoted(Probation):
 
 def _log_event(event: dict[str, Any]) -> None:
     """A line of a model's tuning history, for the log."""
-    level = logging.WARNING if event["event"] in ("rolled back", "quarantined", "failed") else logging.INFO
+    if event["event"] not in _LOGGED:
+        return
+    level = logging.WARNING if event["event"] in ("rolled_back", "quarantined", "failed") else logging.INFO
     told = [f"{name} {value:.2f}" for name in ("speedup",) if isinstance(value := event.get(name), float)]
     told += [str(event["reason"])] if event.get("reason") else []
     _log.log(

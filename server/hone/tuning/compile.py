@@ -101,6 +101,8 @@ class TvmCompile:
         imported = import_model(self._path, signature.shapes)
         if isinstance(imported, Unsupported):
             return NotCompiled("unsupported", _told_operator(imported), imported.operator)
+        if imported.hazards:
+            return NotCompiled("unsupported", "; ".join(imported.hazards))
         tell(0.1, "looking for workloads")
         try:
             workloads = template_workloads(imported, self._target)

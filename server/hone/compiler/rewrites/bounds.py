@@ -76,6 +76,30 @@ def bound_indices(graph: Graph) -> None:
         graph.replace_nodes(nodes)
 
 
+def find_hazards(graph: Graph) -> list[str]:
+    """What requests can do that ONNX Runtime answers with an error, and compiled code with a number or with its death.
+
+    Indices out of range are held to their tensor (`bound_indices`), which is safe and not the same; an integer
+    division by zero, or of the least integer by -1, is a fault of the processor. To be asked before indices are bound.
+    """
+    hazards = []
+    for node in graph.nodes:
+        place = _INDICES.get(node.op_type)
+        if place is not None and graph.constant(node.input[place]) is None:
+            hazards.append(f"{node.op_type} with indices that come from requests: out of range they must be an error")
+        elif node.op_type in ("Div", "Mod") and not _divides_safely(graph, node):
+            hazards.append(f"{node.op_type} of integers by what comes from requests: by zero it must be an error")
+    return list(dict.fromkeys(hazards))
+
+
+def _divides_safely(graph: Graph, node: NodeProto) -> bool:
+    dtype = graph.dtype(node.input[0])
+    if dtype is not None and helper.tensor_dtype_to_np_dtype(dtype).kind not in "iu":
+        return True
+    divisor = graph.constant(node.input[1])
+    return divisor is not None and not np.isin(np.asarray(divisor), (0, -1)).any()
+
+
 def _sizes(graph: Graph, node: NodeProto) -> Sequence[int] | None:
     """Sizes of the axes that an index tuple points into; None while unknown."""
     shape = graph.shape(node.input[0])
