@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
+from tests import models
 from tests.running import RunningServer, run_server, wait_until
 
-ROOT = Path(__file__).parents[2]
-IMAGES = np.random.default_rng(7).random((2, 1, 8, 8), np.float32)
+DIMS = (1, 3, 64, 96)
+IMAGE = np.random.default_rng(7).standard_normal(DIMS).astype(np.float32)
+
+
+def chain() -> bytes:
+    """Sixteen element-wise operators, which one fused pass does in a fraction of ONNX Runtime's time: a gain that no
+    neighbour on the machine can hide."""
+    nodes, value = [], "IN"
+    for number in range(16):
+        out = "OUT" if number == 15 else f"v{number}"
+        operator = ("Mul", "Add", "Relu", "Sub", "Abs")[number % 5]
+        nodes.append(helper.make_node(operator, [value] if operator in ("Relu", "Abs") else [value, "c"], [out]))
+        value = out
+    constant = helper.make_tensor("c", TensorProto.FLOAT, [], [1.25])
+    return models.model(nodes, {"IN": ("FP32", DIMS)}, {"OUT": ("FP32", DIMS)}, [constant])
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with `digits` (batches of two at most) and a cache that the tests of this module share."""
+    """A repository with one model, and a cache that the tests of this module share."""
     root = tmp_path_factory.mktemp("tuning")
-    shutil.copytree(ROOT / "model_repo" / "digits", root / "models" / "digits")
-    config = root / "models" / "digits" / "config.pbtxt"
-    config.write_text(re.sub(r"max_batch_size: \d+", "max_batch_size: 2", config.read_text("utf-8")), "utf-8")
+    models.write_model(root / "models", "chain", chain())
     return root
 
 
-def answers(server: RunningServer, images: np.ndarray) -> np.ndarray:
-    tensor = {"name": "image", "datatype": "FP32", "shape": list(images.shape), "data": images.reshape(-1).tolist()}
-    status, answer = server.post("/v2/models/digits/infer", {"inputs": [tensor]})
+def answers(server: RunningServer) -> np.ndarray:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": list(DIMS), "data": IMAGE.reshape(-1).tolist()}
+    status, answer = server.post("/v2/models/chain/infer", {"inputs": [tensor]})
     assert status == 200, answer
     return np.array(answer["outputs"][0]["data"], np.float32)
 
 
 def tuning(server: RunningServer) -> dict[str, Any]:
-    status, told = server.get("/v2/models/digits/tuning")
+    status, told = server.get("/v2/models/chain/tuning")
     assert status == 200, told
     return told
 
@@ -48,11 +60,10 @@ def engines(server: RunningServer) -> set[str]:
 def test_tuned_swapped_in_and_remembered(place: Path) -> None:
     flags = ("--model-control-mode=poll", "--tuning=on", f"--kernels-cache={place / 'cache'}")
     with run_server(place / "models", *flags) as server:
-        baseline = answers(server, IMAGES)
+        baseline = answers(server)
         settled = wait_until(
             lambda: (told := tuning(server))["state"] not in ("queued", "tuning") and told, "tuning ends", seconds=240
         )
-        # A net of microseconds on a shared machine: at least one bucket is faster, by the numbers that are told.
         promoted = [bucket for bucket in settled["buckets"] if bucket["engine"] == "tvm"]
         assert promoted, settled
         for bucket in promoted:
@@ -60,11 +71,10 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
             assert bucket["max_error"] < 1e-4
         for bucket in settled["buckets"]:
             assert bucket["outcome"] in ("passed", "refused"), settled
-        np.testing.assert_allclose(answers(server, IMAGES), baseline, atol=1e-5)
-        np.testing.assert_allclose(answers(server, IMAGES[:1]), baseline[:10], atol=1e-5)
+        np.testing.assert_allclose(answers(server), baseline, atol=1e-5)
         metrics = server.metrics()
-        assert re.search(r'hone_engine\{engine="tvm",model="digits",signature="[^"]*",version="1"\} 1', metrics)
-        assert re.search(r"hone_tuning_candidates_built_total [1-9]", metrics)
+        assert re.search(r'hone_engine\{engine="tvm",model="chain",signature="[^"]*",version="1"\} 1', metrics)
+        assert "hone_tuning_promotions_total 1" in metrics
         maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
         assert "libtvm_compiler" not in maps, "the compiler belongs into the child"
         assert server.stop() == 0
@@ -75,8 +85,10 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
             began = time.monotonic()
             wait_until(lambda: "tvm" in engines(server), "promoted from the cache", seconds=30)
             print(f"promoted {time.monotonic() - began:.2f} s after ready, from the cache ({mode})")
-            np.testing.assert_allclose(answers(server, IMAGES), baseline, atol=1e-5)
-            assert "hone_tuning_candidates_built_total 0" in server.metrics()
+            np.testing.assert_allclose(answers(server), baseline, atol=1e-5)
+            metrics = server.metrics()
+            assert "hone_tuning_child_seconds_total 0" in metrics, "nothing is compiled or measured a second time"
+            assert "hone_tuning_promotions_total 1" in metrics
             assert server.stop() == 0
 
 
@@ -86,13 +98,13 @@ def test_actions_return_to_the_baseline_and_back(place: Path) -> None:
         wait_until(lambda: "tvm" in engines(server), "promoted from the cache", seconds=60)
         maps = Path(f"/proc/{server.process.pid}/maps")
         assert "/artifacts/" in maps.read_text("utf-8")
-        assert server.post("/v2/models/digits/tuning", {"action": "pin_baseline"})[0] == 200
+        assert server.post("/v2/models/chain/tuning", {"action": "pin_baseline"})[0] == 200
         wait_until(lambda: engines(server) == {"onnxruntime"}, "back on the baseline")
         wait_until(lambda: "/artifacts/" not in maps.read_text("utf-8"), "no file of the artifacts is mapped any more")
         assert tuning(server)["state"] == "baseline"
-        assert server.post("/v2/models/digits/tuning", {"action": "start"})[0] == 200
+        assert server.post("/v2/models/chain/tuning", {"action": "start"})[0] == 200
         wait_until(lambda: "tvm" in engines(server), "tuned again")
-        assert server.post("/v2/models/digits/tuning", {"action": "explode"})[0] == 400
+        assert server.post("/v2/models/chain/tuning", {"action": "explode"})[0] == 400
 
 
 def test_an_unsafe_cache_is_refused_by_name(place: Path, tmp_path: Path) -> None:
@@ -109,5 +121,5 @@ def test_an_unsafe_cache_is_refused_by_name(place: Path, tmp_path: Path) -> None
 def test_off_is_told(place: Path) -> None:
     with run_server(place / "models", "--tuning=off") as server:
         assert tuning(server)["state"] == "off"
-        status, answer = server.post("/v2/models/digits/tuning", {"action": "start"})
+        status, answer = server.post("/v2/models/chain/tuning", {"action": "start"})
         assert (status, "--tuning=on" in answer["error"]) == (503, True)
