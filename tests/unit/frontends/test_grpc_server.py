@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hone.config import RESTRICTED_GROUPS, Settings
 from hone.errors import ErrorKind, HoneError
 from hone.frontends.grpc import GrpcServer
+from hone.frontends.grpc_health import HealthHandler
 from hone.frontends.grpc_metadata import RESTRICTED_METHODS
 from hone.frontends.grpc_status import MAX_DETAILS_BYTES, STATUS_CODES
 from hone.protos import service_pb
@@ -643,3 +644,31 @@ async def test_stop_before_start_and_twice(service):
     await server.start()
     await server.stop(0)
     await server.stop(0)
+
+
+async def test_health_watch_writes_every_change_and_not_serving_before_it_ends(service):
+    """What the handler itself writes: the test over a channel above cannot tell a message that the client dropped."""
+    status = health_pb2.HealthCheckResponse
+    written: list[int] = []
+    wrote = asyncio.Event()
+
+    class Context:
+        async def write(self, message: bytes) -> None:
+            written.append(status.FromString(message).status)
+            wrote.set()
+
+    async def next_written() -> int:
+        await asyncio.wait_for(wrote.wait(), 30)
+        wrote.clear()
+        return written[-1]
+
+    handler = HealthHandler(service, watch_period_seconds=0.01)
+    watching = asyncio.create_task(handler.watch(b"", Context()))
+    assert await next_written() == status.SERVING
+    service.is_ready = False
+    assert await next_written() == status.NOT_SERVING
+    service.is_ready = True
+    assert await next_written() == status.SERVING
+    handler.close()
+    await asyncio.wait_for(watching, 30)
+    assert written == [status.SERVING, status.NOT_SERVING, status.SERVING, status.NOT_SERVING]
