@@ -30,6 +30,10 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     LD_LIBRARY_PATH=/opt/hone/lib/python3.11/site-packages/nvidia/cu13/lib:/opt/hone/lib/python3.11/site-packages/nvidia/cudnn/lib
 
 FROM runtime-${DEVICE}
+# Tuning compiles on the machine that serves; without a compiler models would stay on ONNX Runtime.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 hone \
     && useradd --uid 10001 --gid hone --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin hone \
     && mkdir /models /kernels_cache \

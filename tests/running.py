@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -145,12 +145,14 @@ def run_server(
     environment: dict[str, str] | None = None,
     ready: bool = True,
     stderr: IO[bytes] | int | None = None,
+    program: Sequence[str] = ("-m", "hone"),
 ) -> Iterator[RunningServer]:
     """Start `hone serve` on a repository; ended at the latest when the block ends.
 
-    `stderr` takes the place of the log where a test wants the server's standard error elsewhere.
+    `program` is what the interpreter is to run. `stderr` takes the place of the log where a test wants the server's
+    standard error elsewhere.
     """
-    command = [sys.executable, "-m", "hone", "serve", "--model-repository", str(repository)]
+    command = [sys.executable, *program, "serve", "--model-repository", str(repository)]
     command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags]
     if not any(flag.startswith("--tuning") for flag in flags) and "HONE_TUNING" not in (environment or {}):
         command.append("--tuning=off")  # tuning is on by default; tests that are not about it need the cores

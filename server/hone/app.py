@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import json
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import uvloop
@@ -19,10 +21,13 @@ from prometheus_client import CollectorRegistry
 
 from hone import __version__
 from hone.config import Settings
-from hone.engines.onnxruntime import configure_thread_pool
+from hone.dashboard import Dashboard
+from hone.dashboard.picture import Painter
+from hone.dashboard.readings import Readings
+from hone.engines.onnxruntime import has_cuda
 from hone.errors import HoneError
 from hone.frontends.grpc import GrpcServer
-from hone.frontends.http import build_http_app
+from hone.frontends.http import build_http_app, error_response
 from hone.frontends.http_server import HttpServer
 from hone.logs import LogControl, configure
 from hone.metrics import Metrics
@@ -30,13 +35,14 @@ from hone.metrics.endpoint import MetricsEndpoint
 from hone.repository import ModelRepository, RepositoryPoller
 from hone.serving.executor import Completions
 from hone.serving.follower import RepositoryFollower
-from hone.serving.lifecycle import ModelLifecycle
+from hone.serving.lifecycle import BaselineLoader, ModelLifecycle
 from hone.serving.registry import ModelRegistry
 from hone.serving.service import InferenceService
 from hone.serving.shared_memory import SharedMemoryRegions
 from hone.specialization import Observers
 from hone.tracing import TraceControl, open_tracer
 from hone.tuning.assembly import BackgroundTuning
+from hone.tuning.gpus import detect_gpus, kind_of
 from hone.tuning.metrics import TuningCollector
 
 _log = logging.getLogger(__name__)
@@ -48,17 +54,30 @@ _SWITCH_INTERVAL_SECONDS = 0.0005
 _MALLOC_OPTIONS = ((-3, 32 << 20), (-1, 128 << 20), (-2, 16 << 20))
 #: Seconds that the last flush of logs and traces may take.
 _FLUSH_SECONDS = 2.0
+#: Seconds between two pictures of the models on a terminal.
+_PICTURE_SECONDS = 1.0
 
 
-def serve(settings: Settings) -> int:
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Where the server tells people (or, `as_json`, programs: an object a line) what it serves. `show` takes a picture
+    of the models every second, as `dashboard.picture` makes them; None where nobody looks."""
+
+    out: TextIO
+    log: TextIO
+    as_json: bool = False
+    show: Callable[[Mapping[str, Any]], None] | None = None
+
+
+def serve(settings: Settings, display: Display | None = None) -> int:
     """Run the server until SIGTERM or SIGINT. Returns the exit code: 0 stopped as asked, 1 could not start."""
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     keep_large_blocks()
-    configure_thread_pool(settings.intra_op_threads or len(os.sched_getaffinity(0)))
-    log_control = configure(settings)
+    display = display or Display(sys.stdout, sys.stderr)
+    log_control = configure(settings, display.log)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            application = Application(settings, log_control, runner.get_loop())
+            application = Application(settings, log_control, runner.get_loop(), display)
             code = runner.run(application.run())
             if not application.ended_cleanly:
                 # A thread is inside an engine and cannot be ended: leaving the interpreter would wait for it.
@@ -85,16 +104,21 @@ def keep_large_blocks() -> None:
 class Application:
     """One server: `run` builds nothing, it starts what `__init__` built, waits for a signal, and stops it."""
 
-    def __init__(self, settings: Settings, log_control: LogControl, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: Settings, log_control: LogControl, loop: asyncio.AbstractEventLoop, display: Display
+    ) -> None:
         self._settings = settings
+        self._display = display
         self._log_control = log_control
         self._stop = asyncio.Event()
         self.ended_cleanly = True
         """False when engines or loads still ran at the exit timeout."""
+        gpus = detect_gpus()
         self._repository = ModelRepository(
             settings.model_repository,
             config_name=settings.model_config_name,
             allow_file_override=settings.allow_file_override,
+            num_gpus=len(gpus),
         )
         self._registry = ModelRegistry()
         collectors = CollectorRegistry()
@@ -105,7 +129,7 @@ class Application:
             interval_ms=settings.metrics_interval_ms,
         )
         self._completions = Completions(loop)
-        self._tuning = BackgroundTuning(settings, self._registry) if settings.tuning != "off" else None
+        self._tuning = BackgroundTuning(settings, self._registry, gpus=gpus) if settings.tuning != "off" else None
         if self._tuning is not None:
             collectors.register(TuningCollector(self._tuning))
         self._lifecycle = ModelLifecycle(
@@ -116,6 +140,8 @@ class Application:
             num_threads=settings.model_load_thread_count,
             num_retries=settings.model_load_retry_count,
             default_max_batch_size=settings.default_max_batch_size,
+            load_engine=BaselineLoader(settings.intra_op_threads, len(gpus) if has_cuda() else 0),
+            gpu_kinds=[kind_of(gpu) for gpu in gpus],
             observers=self._tuning.observers if self._tuning is not None else Observers(),
         )
         self._regions = SharedMemoryRegions(allowed=settings.allow_client_shm)
@@ -136,6 +162,18 @@ class Application:
             tuning=self._tuning,
         )
         self._http_app = build_http_app(self._service, settings)
+        self._dashboard: Dashboard | None = None
+        if settings.dashboard == "on" and settings.allow_http:
+            self._dashboard = Dashboard(
+                settings,
+                self._service,
+                self._registry,
+                self._tuning,
+                known_names=self._repository.names,
+                keys=self._http_app.restrictions,
+                answer_error=error_response,
+            )
+            self._dashboard.mount(self._http_app.fastapi)
         self._http = HttpServer(self._http_app, settings.http_address, settings.http_port, settings=settings)
         self._grpc = GrpcServer(self._service, settings)
         self._metrics_http = HttpServer(
@@ -154,9 +192,12 @@ class Application:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         started = time.monotonic()
         following: asyncio.Task[None] | None = None
+        picturing: asyncio.Task[None] | None = None
         try:
             await self._listen()
-            self._tell_addresses(sys.stdout)
+            self._tell_addresses()
+            if self._display.show is not None:
+                picturing = loop.create_task(self._keep_shown(self._display.show))
             failed = await self._until_stopped(self._load_first())
             if failed and self._settings.exit_on_error:
                 _log.error("stopping: --exit-on-error, and these models failed to load: %s", ", ".join(failed))
@@ -165,7 +206,7 @@ class Application:
                 self._service.start()
                 gc.collect()
                 gc.freeze()  # what start-up made stays: later collections need not look at it
-                self._tell_ready(time.monotonic() - started, sys.stdout)
+                self._tell_ready(time.monotonic() - started)
                 if self._tuning is not None:
                     self._tuning.start()
                 if self._settings.model_control_mode == "poll":
@@ -176,8 +217,9 @@ class Application:
             _log.error("cannot start: %s", problem)
             return 1
         finally:
-            if following is not None:
-                following.cancel()
+            for task in (following, picturing):
+                if task is not None:
+                    task.cancel()
             await self._close()
 
     def _interrupt(self) -> None:
@@ -227,20 +269,44 @@ class Application:
             return []
         return task.result()
 
-    def _tell_addresses(self, out: TextIO) -> None:
-        settings = self._settings
-        lines = [f"hone {__version__}, models from {', '.join(str(path) for path in settings.model_repository)}"]
-        if settings.allow_http:
-            lines.append(f"  HTTP     http://{_place(settings.http_address, self._http.port)}")
-        if settings.allow_grpc:
-            lines.append(f"  gRPC     {_place(settings.grpc_address, self._grpc.port)}")
-        if settings.allow_metrics:
-            lines.append(f"  metrics  http://{_place(settings.metrics_address, self._metrics_http.port)}/metrics")
-        _print(lines, out)
+    async def _keep_shown(self, show: Callable[[Mapping[str, Any]], None]) -> None:
+        """Until cancelled."""
+        painter = Painter(
+            self._settings, self._service, self._registry, self._tuning, Readings(), self._repository.names
+        )
+        looked_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            picture = await painter.look(time.time(), now - looked_at)
+            looked_at = now
+            show(picture.models)
+            await asyncio.sleep(_PICTURE_SECONDS)
 
-    def _tell_ready(self, seconds: float, out: TextIO) -> None:
+    def _tell_addresses(self) -> None:
+        settings = self._settings
+        places = {}
+        if settings.allow_http:
+            places["http"] = f"http://{_place(settings.http_address, self._http.port)}"
+        if settings.allow_grpc:
+            places["grpc"] = _place(settings.grpc_address, self._grpc.port)
+        if settings.allow_metrics:
+            places["metrics"] = f"http://{_place(settings.metrics_address, self._metrics_http.port)}/metrics"
+        repositories = [str(path) for path in settings.model_repository]
+        if self._display.as_json:
+            told = {"event": "listening", "version": __version__, "model_repository": repositories, **places}
+            _print([json.dumps(told)], self._display.out)
+            return
+        lines = [f"hone {__version__}, models from {', '.join(repositories)}"]
+        shown = {"http": "HTTP   ", "grpc": "gRPC   ", "metrics": "metrics"}
+        _print([*lines, *(f"  {shown[kind]}  {place}" for kind, place in places.items())], self._display.out)
+
+    def _tell_ready(self, seconds: float) -> None:
         """What is served, and what to try."""
         served = sorted({model.name for model in self._registry.served()})
+        if self._display.as_json:
+            told = {"event": "ready", "seconds": round(seconds, 3), "models": served}
+            _print([json.dumps(told)], self._display.out)
+            return
         shown = ", ".join(served[:8]) + (", ..." if len(served) > 8 else "")
         lines = [f"ready in {seconds:.1f} s: {len(served)} model(s){': ' if served else ''}{shown}"]
         if served and self._settings.allow_http:
@@ -248,13 +314,15 @@ class Application:
             lines.append(f"  try  curl http://{_place(self._settings.http_address, self._http.port)}/v2/models/{name}")
             if name == "digits" and self._http.port == Settings().http_port:
                 lines.append("  or   .venv/bin/hone infer digits examples/digits/seven.png")
-        _print(lines, out)
+        _print(lines, self._display.out)
 
     async def _close(self) -> None:
         """In reverse: not ready, no new requests, those in flight finish, then everything ends."""
         deadline = time.monotonic() + self._settings.exit_timeout_secs
         self._service.stop()
         self._service.refuse()
+        if self._dashboard is not None:
+            self._dashboard.close()  # its streams would be waited for
         if self._settings.allow_grpc or self._settings.allow_http:
             _log.info("stopping: requests in flight get up to %g s", self._settings.exit_timeout_secs)
         if self._tuning is not None and not await asyncio.to_thread(self._tuning.stop, _FLUSH_SECONDS * 5):

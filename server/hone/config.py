@@ -94,7 +94,9 @@ class Settings(BaseModel):
         default=30.0, allow_inf_nan=False, ge=0, description="Seconds that requests in flight get at shutdown."
     )
     intra_op_threads: int = Field(
-        default=0, ge=0, description="Threads of ONNX Runtime's shared pool; 0 for the cores this process may use."
+        default=0,
+        ge=0,
+        description="Threads that run one inference, shared out among a model's instances; 0 for all usable cores.",
     )
 
     # --- HTTP
@@ -110,6 +112,9 @@ class Settings(BaseModel):
     )
     http_header_forward_pattern: str = Field(
         default="", description="Regular expression: request headers passed on as parameters."
+    )
+    dashboard: Literal["on", "off"] = Field(
+        default="on", description="Serve the dashboard at / of the HTTP port, and its data under /dashboard/."
     )
 
     # --- gRPC

@@ -152,6 +152,11 @@ class EngineError(HoneError):
     kind = ErrorKind.INTERNAL
 
 
+class InputsDeclined(EngineError):
+    """A tuned engine leaves these inputs to the baseline, which has its own answer to them, most likely an error: an
+    index out of range, a division by zero. Nothing is wrong with the engine."""
+
+
 # --- requests that do not fit the model, in Triton's words ---------------------------------------------------------
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from hone.types import Array, Engine, Shape, TensorSpec
+
+#: The kind of device that every server has. Executors run the baseline, and specializations for their own kind.
+CPU = "cpu"
+#: Which device of its kind an executor's thread runs on, by CUDA's number; each thread sets its own when it starts.
+DEVICE_ORDINAL: ContextVar[int] = ContextVar("device_ordinal", default=0)
 
 
 class TensorShape(NamedTuple):
@@ -78,6 +85,10 @@ class Specialization:
     """Digest of the artifact."""
     min_rows: int
     """Equal to the signature's rows where padding was not measured to be faster; 0 where the model does not batch."""
+    device: str = CPU
+    """The kind of device that it runs on, by the name that executors have for it."""
+    mark: int = 0
+    """What threads note while they run it; see `RunningMarks`."""
 
 
 class Watcher(Protocol):
@@ -85,6 +96,9 @@ class Watcher(Protocol):
 
     def failed(self, ref: VersionRef, generation: int, reason: str) -> None:
         """An execution of the generation failed; the baseline has answered it."""
+
+    def declined(self, ref: VersionRef, generation: int) -> None:
+        """The generation leaves an execution's inputs to the baseline, which answers it; nothing is wrong with it."""
 
     def wants_sample(self, ref: VersionRef, generation: int) -> bool:
         """Whether `sampled` may be called for this execution; cheap, and False nearly always. Generation 0, the
@@ -105,6 +119,24 @@ class ActivityMeter(Protocol):
     def finished(self) -> None: ...
 
 
+class Cells(Protocol):
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class RunningMarks(Protocol):
+    """Where each thread notes what it runs, so that a crash can be held against the right one.
+
+    A thread claims a cell when it starts; before it runs a specialization it writes the specialization's mark into
+    `cells[cell]`, and 0 after. `cells` is looked up anew each time: it may be replaced."""
+
+    cells: Cells
+
+    def claim(self) -> int:
+        """The index of a cell for the calling thread."""
+
+    def release(self, cell: int, /) -> None: ...
+
+
 class TrafficMeter(Protocol):
     """Learns what is asked for. Called on executor threads, once an execution."""
 
@@ -118,9 +150,9 @@ class TuningControl(Protocol):
     def status(self, model: str, version: str = "") -> dict[str, Any]:
         """State, progress, buckets and history, as docs/tuning.md has them. Raises NotFound."""
 
-    def act(self, model: str, version: str, action: str) -> None:
-        """`start`, `pause`, `cancel`, `roll_back` or `pin_baseline`; takes effect soon after. Raises NotFound, and
-        InvalidRequest for another action."""
+    def act(self, model: str, version: str, action: str) -> Future[None]:
+        """`start`, `retune`, `pause`, `cancel`, `roll_back` or `pin_baseline`: it has taken effect when the future is
+        done. Raises NotFound, and InvalidRequest for another action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +162,4 @@ class Observers:
     watcher: Watcher | None = None
     activity: ActivityMeter | None = None
     traffic: TrafficMeter | None = None
+    running: RunningMarks | None = None

@@ -18,12 +18,11 @@ SESSIONS_ALONE = """
 import resource, sys, time
 from pathlib import Path
 import onnxruntime as ort
-ort.set_global_thread_pool_sizes(2, 1)
 started = time.monotonic()
 kept = []
 for path in sorted(Path(sys.argv[1]).glob("*/1/model.onnx")):
     options = ort.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 1
     kept.append(ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]))
 seconds = time.monotonic() - started
 print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

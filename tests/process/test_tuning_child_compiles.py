@@ -56,13 +56,16 @@ class Compiling:
         self.verdicts = Verdicts(self.cache, self.device.digest)
         self.events: list[dict] = []
 
+    precision = "f32"
+    tolerance: float | None = None
+
     def digest(self, signature: Signature, margin: float = ANY_SPEED) -> str:
         return artifact_key(
             graph=self.graph,
             signature=signature,
-            precision="f32",
+            precision=self.precision,
             objective="latency",
-            terms=Terms(None, margin, 1, 0),
+            terms=Terms(self.tolerance, margin, 1, 0),
             device=self.device,
             sources=Sources.installed(),
         ).digest
@@ -80,9 +83,9 @@ class Compiling:
             "kernels_cache": str(self.cache.root),
             "device": self.device.digest,
             "device_fields": dict(self.device.fields),
-            "precision": "f32",
+            "precision": self.precision,
             "objective": "latency",
-            "tolerance": None,
+            "tolerance": self.tolerance,
             "margin": margin,
             "seconds": 60.0,
             "nice": 19,
@@ -175,3 +178,30 @@ def test_an_operator_that_cannot_be_compiled_is_named(tmp_path):
     assert "NonZero" in outcome["reason"]
     digest = compiling.digest(Signature.of([("IN", "FP32", (1, 4))]))
     assert compiling.verdicts.recall(digest).state == "unsupported"
+
+
+HAS_BF16 = {"avx512_bf16", "avx512bw", "avx512vl"} <= set(Path("/proc/cpuinfo").read_text(encoding="ascii").split())
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no AVX512_BF16")
+@pytest.mark.timeout(600)
+def test_a_model_in_low_precision(compiling):
+    compiling.precision = "bf16"
+    [one] = compiling.run((2, 16, 8, 8))
+    assert one["outcome"] == "passed", one
+    assert 1e-5 < one["verdict"]["max_error"] < 4e-2
+    assert one["reason"] == ""
+
+    # Where the outputs must be closer than that, layers are kept; all of them is no bf16 any more, and refused.
+    compiling.tolerance = one["verdict"]["max_error"] / 50
+    [strict] = compiling.run((2, 16, 8, 8))
+    assert strict["outcome"] == "refused", strict
+    assert "no layers to keep in f32 were found" in strict["verdict"]["note"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("precision", "reason"), [("tf32", "not compiled for CPUs"), ("int8", "quantised already")])
+def test_a_precision_that_cannot_be_had_is_unsupported(compiling, precision, reason):
+    compiling.precision = precision
+    [outcome] = compiling.run((1, 16, 8, 8))
+    assert (outcome["outcome"], outcome["reason"].count(reason)) == ("unsupported", 1), outcome

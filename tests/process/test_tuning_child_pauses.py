@@ -1,12 +1,17 @@
-"""A child is stopped while requests are in flight, and yet never starves."""
+"""A child is of idle priority, so that requests go first; one that cannot be, or starved, is stopped while they are in
+flight, and yet never starves."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+from hone.tuning import group
 from hone.tuning.activity import ActivityBoard
-from hone.tuning.budget import Pacer
+from hone.tuning.budget import Pacer, Starvation
 from tests.process.tuning_children import Ran
 from tests.running import wait_until
 
@@ -48,6 +53,48 @@ def test_a_stopped_child_can_be_cancelled(tmp_path):
     assert not thread.is_alive()
     board.close()
     ran.assert_gone()
+
+
+def test_at_idle_priority_it_is_not_stopped_and_its_compilers_have_it_too(tmp_path):
+    board = ActivityBoard()
+    board.started()
+    counter = tmp_path / "counter"
+    ran = Ran(
+        "count", compiler=True, path=str(counter), starvation=Starvation(), pacer=Pacer(board.read, min_share=1e-6)
+    )
+    thread = threading.Thread(target=ran.run)
+    thread.start()
+    try:
+        wait_until(lambda: ran.named("compiler"), "the child has a compiler")
+        wait_until(lambda: counter.exists() and int(counter.read_text("ascii") or 0) > 20, "the child goes on")
+        for pid in (ran.child.pid, ran.named("compiler")[0]["pid"]):
+            assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+            assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    finally:
+        ran.child.cancel("enough")
+        thread.join()
+        board.close()
+
+
+def test_it_is_given_up_when_others_keep_every_processor_busy():
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        ran = Ran("burn", starvation=Starvation(min_share=0.9, window_seconds=0.5))
+        result = ran.run()
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert (result.outcome, result.reason) == ("starved", "others kept every processor busy")
+    assert result.running_seconds < result.seconds, "the time in which it waited does not count"
+    ran.assert_gone()
+
+
+def test_waiting_for_a_processor_is_told_apart_from_running():
+    ran, waited = group.ran_and_waited(os.getpid())
+    assert ran > 0
+    assert waited >= 0
+    assert group.ran_and_waited(0) == (0.0, 0.0)
 
 
 def test_it_goes_on_in_slices_while_serving_never_rests(tmp_path):

@@ -75,6 +75,11 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
         metrics = server.metrics()
         assert re.search(r'hone_engine\{engine="tvm",model="chain",signature="[^"]*",version="1"\} 1', metrics)
         assert "hone_tuning_promotions_total 1" in metrics
+        for engine in ("onnxruntime", "tvm"):
+            for what in ("request", "execution"):
+                count = server.metric(f"hone_{what}_duration_histogram_us_count", engine=engine, model="chain")
+                assert count is not None, (engine, what)
+                assert count >= 1
         maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
         assert "libtvm_compiler" not in maps, "the compiler belongs into the child"
         assert server.stop() == 0
@@ -93,18 +98,24 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_actions_return_to_the_baseline_and_back(place: Path) -> None:
-    with run_server(place / "models", "--tuning=cache", f"--kernels-cache={place / 'cache'}") as server:
+def test_actions_have_taken_effect_when_they_are_answered_and_last_over_a_restart(place: Path) -> None:
+    flags = ("--tuning=cache", f"--kernels-cache={place / 'cache'}")
+    with run_server(place / "models", *flags) as server:
         wait_until(lambda: "tvm" in engines(server), "promoted from the cache", seconds=60)
         maps = Path(f"/proc/{server.process.pid}/maps")
         assert "/artifacts/" in maps.read_text("utf-8")
-        assert server.post("/v2/models/chain/tuning", {"action": "pin_baseline"})[0] == 200
-        wait_until(lambda: engines(server) == {"onnxruntime"}, "back on the baseline")
+        status, told = server.post("/v2/models/chain/tuning", {"action": "pin_baseline"})
+        assert (status, told["state"], told["reason"]) == (200, "baseline", "pinned to the baseline")
+        assert {bucket["engine"] for bucket in told["buckets"]} == {"onnxruntime"}
         wait_until(lambda: "/artifacts/" not in maps.read_text("utf-8"), "no file of the artifacts is mapped any more")
-        assert tuning(server)["state"] == "baseline"
-        assert server.post("/v2/models/chain/tuning", {"action": "start"})[0] == 200
-        wait_until(lambda: "tvm" in engines(server), "tuned again")
         assert server.post("/v2/models/chain/tuning", {"action": "explode"})[0] == 400
+        assert server.stop() == 0
+    with run_server(place / "models", *flags) as server:
+        wait_until(lambda: tuning(server)["state"] == "baseline", "the pin holds")
+        assert tuning(server)["reason"] == "pinned to the baseline"
+        status, told = server.post("/v2/models/chain/tuning", {"action": "start"})
+        assert status == 200
+        assert "tvm" in {bucket["engine"] for bucket in told["buckets"]}, told
 
 
 def test_an_unsafe_cache_is_refused_by_name(place: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ class Ran:
     def __init__(self, job: str, limits: Limits = GENEROUS, **fields) -> None:
         self.events: list[dict] = []
         pacer = fields.pop("pacer", None)
+        starvation = fields.pop("starvation", None)
         on_tick = fields.pop("on_tick", lambda: None)
         self.child = Child(
             {"job": job, "build_threads": 1, "run_threads": 2, **fields},
@@ -26,6 +27,7 @@ class Ran:
             on_event=self.events.append,
             on_tick=on_tick,
             pacer=pacer,
+            starvation=starvation,
             command=COMMAND,
         )
 

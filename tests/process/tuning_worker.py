@@ -36,6 +36,9 @@ def run(spec, emit):
             os._exit(3)
         case "raise":
             raise ValueError("told to fail")
+        case "burn":
+            while True:
+                pass
         case "hang":
             time.sleep(600)
         case "hang holding the interpreter":

@@ -56,7 +56,8 @@ def test_version_that_is_no_number(client, question, version):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
+        ("GET", "/dashboard/nothing", 404),
         ("GET", "/v1/models/add_sub", 404),
         ("GET", "/v2/", 404),
         ("GET", "/v2/models", 404),
@@ -69,6 +70,7 @@ def test_version_that_is_no_number(client, question, version):
         ("GET", "/v2/models/add_sub/infer", 405),
         ("PUT", "/v2/models/add_sub/infer", 405),
         ("POST", "/v2", 405),
+        ("POST", "/", 405),
         ("DELETE", "/v2/models/add_sub", 405),
         ("GET", "/v2/repository/index", 405),
         ("GET", "/v2/repository/models/add_sub/load", 405),

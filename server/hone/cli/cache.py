@@ -32,6 +32,11 @@ def add_parser(commands: Any) -> None:
     show = _action(actions, "show", _show, "print an entry's manifest, its device and what is held against it")
     show.add_argument("digest", help="the entry's digest, or its beginning")
 
+    _action(actions, "quarantine", _quarantined, "list artifacts that may not serve, and why; and suspects")
+
+    pardon = _action(actions, "pardon", _pardon, "forget what is held against an artifact, so that it is tried again")
+    pardon.add_argument("digest", help="the artifact's digest, or its beginning")
+
     verify = _action(actions, "verify", _verify, "hash every file; exit code 1 if an entry is not sound")
     verify.add_argument("--remove", action="store_true", help="remove entries that are corrupt or incomplete")
 
@@ -139,6 +144,36 @@ def _show(cache: KernelsCache, arguments: argparse.Namespace) -> int:
     return 0 if sound else 1
 
 
+def _quarantined(cache: KernelsCache, arguments: argparse.Namespace) -> int:
+    records = [record for scope in cache.devices() for record in cache.quarantine_records(scope)]
+    if arguments.json:
+        _print_json([dataclasses.asdict(record) for record in records])
+        return 0
+    for record in records:
+        strikes = ", ".join(f"{count} x {cause}" for cause, count in sorted(record.strikes.items()))
+        print(f"{record.digest[:16]}  device {record.scope[:12]}  {record.reason or f'suspected: {strikes}'}")
+    print(f"{sum(record.reason is not None for record in records)} kept out, of {len(records)} with a record")
+    return 0
+
+
+def _pardon(cache: KernelsCache, arguments: argparse.Namespace) -> int:
+    _check_digest(arguments.digest)
+    records = [record for scope in cache.devices() for record in cache.quarantine_records(scope)]
+    found = [record for record in records if record.digest.startswith(arguments.digest)]
+    if not found:
+        raise NotFound(f"nothing is held against an artifact whose digest begins with '{arguments.digest}'")
+    if len({record.digest for record in found}) > 1:
+        raise InvalidRequest(f"'{arguments.digest}' is the beginning of {len(found)} digests: give more of it")
+    for record in found:
+        cache.pardon(record.digest, record.scope)
+    if arguments.json:
+        _print_json([{"digest": one.digest, "device": one.scope, "was": one.reason} for one in found])
+    else:
+        for one in found:
+            print(f"pardoned {one.digest} on device {one.scope[:12]}; 'retune' or a restart tries it again")
+    return 0
+
+
 def _verify(cache: KernelsCache, arguments: argparse.Namespace) -> int:
     report = cache.verify(remove=arguments.remove)
     if arguments.json:
@@ -203,8 +238,7 @@ def _import(cache: KernelsCache, arguments: argparse.Namespace) -> int:
 
 def _find(cache: KernelsCache, digest: str) -> list[Listed]:
     """Entries whose digest begins so: several only if all have the same digest. Raises NotFound, InvalidRequest."""
-    if not re.fullmatch(r"[0-9a-f]{4,64}", digest):
-        raise InvalidRequest(f"'{digest}' is no digest: expected at least 4 hexadecimal digits")
+    _check_digest(digest)
     found = [entry for entry in cache.entries() if entry.name.digest.startswith(digest)]
     if not found:
         raise NotFound(f"no entry in {cache.path} has a digest that begins with '{digest}'")
@@ -212,6 +246,11 @@ def _find(cache: KernelsCache, digest: str) -> list[Listed]:
     if len(digests) > 1:
         raise InvalidRequest(f"'{digest}' is the beginning of {len(digests)} digests: {', '.join(digests[:8])}")
     return sorted(found)
+
+
+def _check_digest(digest: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{4,64}", digest):
+        raise InvalidRequest(f"'{digest}' is no digest: expected at least 4 hexadecimal digits")
 
 
 def _listed(entry: Listed) -> dict[str, Any]:

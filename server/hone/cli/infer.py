@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from hone.errors import HoneError, InvalidRequest, Unavailable
+from hone.cli.client import add_server_arguments, model_path, server_of
+from hone.errors import InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, Shape
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -27,7 +25,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", help="name of the model")
     parser.add_argument("file", type=Path, help="a picture (resized and scaled to 0..1), a .npy array or a .json list")
-    parser.add_argument("--url", default="127.0.0.1:8000", help="host:port of the server's HTTP (default: %(default)s)")
+    add_server_arguments(parser)
     parser.add_argument("--model-version", default="", help="version of the model (default: the newest)")
     parser.add_argument("--input", default="", help="input to send the file to, where the model has several")
     parser.add_argument(
@@ -38,10 +36,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    server = _Server.at(arguments.url)
-    path = f"/v2/models/{quote(arguments.model, safe='')}"
-    if arguments.model_version:
-        path += f"/versions/{quote(arguments.model_version, safe='')}"
+    server = server_of(arguments)
+    path = model_path(arguments.model, arguments.model_version)
     metadata = server.call("GET", path)
     config = server.call("GET", f"{path}/config")
     spec = _pick_input(metadata, arguments.input)
@@ -183,46 +179,3 @@ def _describe(output: dict[str, Any], *, labelled: bool) -> str:
         value, index, *label = entry.split(":", 2)
         lines.append(f"  {label[0] if label else index:<16} {float(value):.4f}")
     return "\n".join([f"{output['name']}:", *lines])
-
-
-class _Server:
-    """Just enough of an HTTP client: one connection a call, JSON both ways."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-
-    @classmethod
-    def at(cls, url: str) -> _Server:
-        """Raises InvalidRequest for anything but `host:port`, with or without `http://` in front."""
-        expected = "expected host:port, such as 127.0.0.1:8000 or [::1]:8000"
-        try:
-            parts = urlsplit(url if "//" in url else f"//{url}")
-            host, port = parts.hostname, parts.port
-        except ValueError as problem:
-            raise InvalidRequest(f"--url {url}: {problem}; {expected}") from problem
-        if parts.scheme not in ("", "http"):
-            raise InvalidRequest(f"--url {url}: {parts.scheme} is not spoken here; {expected}")
-        if not host or not re.fullmatch(r"[\w.:-]+", host, re.ASCII) or parts.path.strip("/") or parts.query:
-            raise InvalidRequest(f"--url {url}: {expected}")
-        return cls(host, 8000 if port is None else port)
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=60)
-        try:
-            payload = json.dumps(body).encode() if body is not None else None
-            connection.request(method, path, payload, {"Content-Type": "application/json"} if payload else {})
-            response = connection.getresponse()
-            text = response.read()
-        except OSError as problem:
-            raise Unavailable(
-                f"no server at {self._host}:{self._port}: {problem}; start one with 'hone serve'"
-            ) from problem
-        finally:
-            connection.close()
-        try:
-            answer = json.loads(text)
-        except ValueError as problem:
-            raise HoneError(f"the server answered {response.status} with something that is not JSON") from problem
-        if response.status != 200:
-            raise HoneError(f"the server answered {response.status}: {answer.get('error', answer)}")
-        return answer

@@ -1,6 +1,6 @@
 """Where settings come from: flags, then `HONE_*` variables, then a TOML file, then the defaults.
 
-This is the only place that reads the environment. Unknown flags, variables and keys are refused by name, with the
+Nothing below the command line reads the environment. Unknown flags, variables and keys are refused by name, with the
 nearest known one.
 """
 
@@ -23,6 +23,8 @@ ENVIRONMENT_PREFIX = "HONE_"
 #: Between the items of a list in an environment variable; ',' and ':' have meanings inside some items.
 LIST_SEPARATOR = ";"
 CONFIG_VARIABLE = "HONE_CONFIG"
+#: What the commands that ask a server read by themselves (`cli.client`): no settings of a server.
+CLIENT_VARIABLES = ("HONE_URL", "HONE_KEY")
 #: Settings that hold keys: their values are never shown.
 SECRET = ("http_restricted_api", "grpc_restricted_protocol")
 
@@ -96,7 +98,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in (CONFIG_VARIABLE, *CLIENT_VARIABLES):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         field = Settings.model_fields.get(name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hone.compiler.build import toolchain
+from hone.compiler.build import Library, toolchain
+from hone.compiler.choices import KernelCall
 from hone.compiler.phases.packing import content_digest
-from hone.compiler.pipeline import CompiledModel
 from hone.engines.tvm_artifact import MODULE_FILE, ArtifactManifest, ParameterSource
 from hone.types import NUMPY_DTYPES, Array, TensorSpec
 
@@ -27,6 +27,21 @@ class Weighted(Protocol):
     def inputs(self) -> tuple[TensorSpec, ...]: ...
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def guarded(self) -> bool: ...
+
+
+class Compiled(Protocol):
+    """What an artifact tells of a compiled model, for whatever device it is."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def kernels(self) -> Sequence[KernelCall]: ...
+    @property
+    def packed(self) -> tuple[str, ...]: ...
+    @property
+    def returns_tuple(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +53,7 @@ class ExportedArtifact:
 
 
 def export_artifact(
-    compiled: CompiledModel, model: Weighted, constants_digest: str | None, folder: Path
+    compiled: Compiled, model: Weighted, constants_digest: str | None, folder: Path
 ) -> ExportedArtifact:
     """Write the executable into `folder`. `constants_digest` names the entry that keeps `derived_constants(model)`.
 
@@ -68,6 +83,7 @@ def export_artifact(
         parameters=tuple(sources),
         packed=compiled.packed,
         returns_tuple=compiled.returns_tuple,
+        guarded=model.guarded,
     )
     return ExportedArtifact({MODULE_FILE: path}, {**manifest.fields(), "toolchain": toolchain()})
 

@@ -117,10 +117,11 @@ def first_line(problem: BaseException) -> str:
     return lines[0] if lines else type(problem).__name__
 
 
-def build_executable(mod: Any, target: CpuTarget) -> Library:
+def build_executable(mod: Any, target: CpuTarget, exec_mode: str = "compiled") -> Library:
     """Phase 7: a lowered module becomes a VM executable.
 
     `main` is machine code too: interpreted, its calls and allocations cost 50 ns each, a quarter of a small net's time.
+    With `exec_mode="bytecode"` it is interpreted, and can be watched call by call (`profile.py`).
     """
     functions = {
         name: expand_transcendentals(func) if isinstance(func, tirx.PrimFunc) else func
@@ -128,7 +129,7 @@ def build_executable(mod: Any, target: CpuTarget) -> Library:
     }
     try:
         built = relax.build(
-            tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode="compiled"
+            tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode=exec_mode
         )
     except Exception as problem:  # as above
         raise BuildFailed("executable", problem) from problem

@@ -35,6 +35,10 @@ _ERF = (
 )
 #: exp(x*x) erfc(x) in 1/(1+x), 1 <= x <= 4.2
 _ERFCX = (-0.00032972674, 0.57190185964, 0.48901830398, 0.67200634909, -1.39706908757, 0.79710403279, -0.12068111049)
+#: erf(x / sqrt(2)) = x P(x*x) / Q(x*x), |x| < 5.501, where it is 1 in float32.
+_GELU_P = (0.7978845443, 0.0677222058, 0.009347078875, 0.0003365862374, 1.258145377e-05, 4.476737913e-08)
+_GELU_Q = (1.0, 0.251543536, 0.02863959996, 0.001881855036, 7.316860436e-05, 1.182251218e-06)
+_GELU_MAX = 5.501
 #: (log(1+m) - m + m*m/2) / m**3 on [sqrt(1/2)-1, sqrt(2)-1]
 _LOG = (
     0.333333184,
@@ -57,8 +61,18 @@ def exp(x: Any) -> Any:
     return _bound(x, _exp)
 
 
+def exp_nonpositive(x: Any) -> Any:
+    """exp of what is not above zero, as softmax needs it: below 1e-38 the answer is zero."""
+    return _bound(x, _exp_nonpositive)
+
+
+def gelu(x: Any) -> Any:
+    """x (1 + erf(x / sqrt(2))) / 2, off by at most 3e-7 of x: within twice of what the formula itself rounds away."""
+    return _bound(x, _gelu)
+
+
 def sigmoid(x: Any) -> Any:
-    return _bound(x, lambda v: f32(1.0) / (f32(1.0) + _exp(f32(0.0) - v)))
+    return _bound(x, _sigmoid)
 
 
 def tanh(x: Any) -> Any:
@@ -111,10 +125,46 @@ def _exp(x: Any) -> Any:
     return tirx.Select(_is_nan(x), x, result)
 
 
+def _exp_nonpositive(x: Any) -> Any:
+    # Selections, not maxima: those would lose a NaN.
+    low = f32(-87.0)
+
+    def reduced(clamped: Any) -> Any:
+        def whole(n: Any) -> Any:
+            rest = clamped - n * f32(_LN2_HIGH) - n * f32(_LN2_LOW)
+            return _bound(rest, lambda r: _polynomial(r, _EXP)) * _power_of_two(n.astype("int32"))
+
+        return _bound(tirx.floor(clamped * f32(_LOG2_E) + f32(0.5)), whole)
+
+    result = _bound(tirx.Select(x < low, low, x), reduced)
+    return tirx.Select(x < low, f32(0.0), result)
+
+
+def _sigmoid(x: Any) -> Any:
+    # The exponential of what is not above zero cannot overflow.
+    def halves(small: Any) -> Any:
+        high = f32(1.0) / (f32(1.0) + small)
+        return tirx.Select(x < f32(0.0), small * high, high)
+
+    return _bound(_exp_nonpositive(f32(0.0) - x * _sign(x)), halves)
+
+
+def _gelu(x: Any) -> Any:
+    half = x * f32(0.5)
+
+    def gate(clamped: Any) -> Any:
+        return _bound(clamped * clamped, lambda s: clamped * _polynomial(s, _GELU_P) / _polynomial(s, _GELU_Q))
+
+    low, high = f32(-_GELU_MAX), f32(_GELU_MAX)
+    clamped = tirx.Select(x > high, high, tirx.Select(x < low, low, x))
+    return half + half * _bound(clamped, gate)
+
+
 def _tanh(x: Any) -> Any:
     magnitude = x * _sign(x)
     small = x * _bound(x * x, lambda s: _polynomial(s, _TANH))
-    large = f32(1.0) - f32(2.0) / (_bound(magnitude + magnitude, _exp) + f32(1.0))
+    ratio = _bound(f32(0.0) - magnitude - magnitude, _exp_nonpositive)
+    large = _bound(ratio, lambda e: (f32(1.0) - e) / (f32(1.0) + e))
     return tirx.Select(magnitude < f32(0.625), small, large * _sign(x))
 
 

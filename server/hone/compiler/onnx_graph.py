@@ -102,13 +102,17 @@ class Graph:
         """Takes the model over and detaches its weights; `inputs` are the names that the caller will give."""
         self.input_names = tuple(inputs)
         self.weights: dict[str, Array] = dict(weights or {})
+        self.guards: list[str] = []
+        """Outputs that are not the model's, but conditions for those to count; see `rewrites/guards.py`."""
         self.replace_model(model)
 
     def copy(self) -> Graph:
         """Another graph of the same content, which shares the weights."""
         model = ModelProto()
         model.CopyFrom(self.model)
-        return Graph(model, self.input_names, self.weights)
+        graph = Graph(model, self.input_names, self.weights)
+        graph.guards = list(self.guards)
+        return graph
 
     def replace_model(self, model: ModelProto) -> None:
         """Go on with another form of the model, which may list the weights as inputs or have (more of) them inside."""

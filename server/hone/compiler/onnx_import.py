@@ -22,8 +22,10 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
 from hone.compiler.rewrites import resolve_control_flow, rewrite
-from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices, find_hazards
+from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
+from hone.compiler.rewrites.division import DividesByZero, guard_divisions
 from hone.compiler.rewrites.evaluate import fold
+from hone.compiler.rewrites.guards import GUARD, combine_guards
 from hone.compiler.simplify import (
     CannotSimplify,
     first_line,
@@ -60,6 +62,9 @@ class ImportedModel:
 
     `mod`'s `main` takes the model's inputs in the order of `inputs`, then the weights in the order of `params` (its
     attribute `num_input` tells how many are inputs), and returns one tensor, or a tuple in the order of `outputs`.
+    Where it is `guarded` there is one output more, the last: the guard, a scalar of type INT32, 1 where the outputs
+    count (see rewrites/guards.py).
+
     Constants of at most 8 items (64-bit integers: 1024) are in the code.
     """
 
@@ -71,9 +76,7 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     graph_digest: str
     """Of the graph, its interface and its weights; not of the names inside it or the order its nodes are listed in."""
-    hazards: tuple[str, ...] = ()
-    """What requests can do that the baseline answers with an error and this module does not (see rewrites/bounds.py).
-    A model with hazards must not serve."""
+    guarded: bool = False
 
 
 #: Operators that the importer knows in ONNX Runtime's own domain, not in ONNX's (whose Attention is another one).
@@ -109,16 +112,18 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
         inputs, outputs = list(graph.input_names), [value.name for value in graph.model.graph.output]
         initializers = {digest_tensor(array): name for name, array in reversed(graph.weights.items())}
         make_importable(graph)
-        graph, mod, hazards = _convert_or_inline(graph)
+        graph, mod = _convert_or_inline(graph)
+        guarded = bool(graph.guards)
+        results = _output_types(mod, graph)
         digests = {name: digest_tensor(array) for name, array in graph.weights.items()}
         return ImportedModel(
             mod=mod,
             params=graph.weights,
             initializers={name: initializers[digest] for name, digest in digests.items() if digest in initializers},
             inputs=_specs(inputs, [param.ty for param in mod["main"].params[: len(inputs)]]),
-            outputs=_specs(outputs, _output_types(mod, graph)),
-            graph_digest=digest_graph(graph, inputs, outputs, digests),
-            hazards=tuple(hazards),
+            outputs=_specs(outputs, results[: len(outputs)]),
+            graph_digest=digest_graph(graph, inputs, [*outputs, *([GUARD] if guarded else [])], digests),
+            guarded=guarded,
         )
     except CannotSimplify as problem:
         return Unsupported(problem.operator, str(problem))
@@ -145,20 +150,21 @@ def make_importable(graph: Graph) -> None:
         simplify(graph, with_weights=False)
 
 
-def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule, list[str]]:
+def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule]:
     """Convert; where an operator's converter fails and ONNX defines the operator by others, try with those.
 
-    Gives the graph in the canonical form that was converted, and what is hazardous about it.
+    Gives the graph in the canonical form that was converted.
     """
     while True:
         try:
             _check_operators(graph)
-            hazards = find_hazards(graph)
             final = graph.copy()
             bound_indices(final)
+            guard_divisions(final)
+            combine_guards(final)
             canonicalize(final)
-            return final, _convert(final), hazards
-        except UnboundedIndex as problem:
+            return final, _convert(final)
+        except (UnboundedIndex, DividesByZero) as problem:
             raise _CannotImport(problem.operator, str(problem)) from problem
         except _CannotImport as problem:
             if not inline_functions(graph, {problem.operator}):

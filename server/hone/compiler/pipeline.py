@@ -20,7 +20,8 @@ from hone.compiler.phases.fuse import fuse
 from hone.compiler.phases.layout import convert_layouts
 from hone.compiler.phases.memory import plan_memory
 from hone.compiler.phases.packing import content_digest, packing_keys
-from hone.compiler.phases.partition import partition, workloads
+from hone.compiler.phases.partition import layers, partition, workloads
+from hone.compiler.phases.precision import F32, Precision
 from hone.compiler.phases.schedule import ScheduledFunction, schedule
 from hone.compiler.target import CpuTarget
 from hone.compiler.workload import Workload
@@ -127,9 +128,14 @@ def compile_model(
     )
 
 
-def template_workloads(model: Model, target: CpuTarget) -> dict[Workload, int]:
+def template_workloads(model: Model, target: CpuTarget, precision: Precision = F32) -> dict[Workload, int]:
     """What a search has to decide: every workload that a template takes, and how often the model calls it."""
-    return workloads(run_phases(model.mod, GRAPH_PHASES, Compilation(target, Choices()), None), target)
+    return workloads(run_phases(model.mod, GRAPH_PHASES, Compilation(target, Choices()), None), target, precision)
+
+
+def lowerable_layers(model: Model, target: CpuTarget, precision: str) -> list[Workload]:
+    """The layers that may be computed in a lower precision, in the order by which `Precision.kept` names them."""
+    return layers(run_phases(model.mod, GRAPH_PHASES, Compilation(target, Choices()), None), target, precision)
 
 
 def lowering_phases() -> tuple[Phase, ...]:

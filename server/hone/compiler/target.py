@@ -33,8 +33,9 @@ class CpuTarget:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 512 << 10
     num_threads: int = 1
-    #: What runs shorter than this on one thread stays on it: waking sleeping threads costs some 50 microseconds.
-    parallel_min_us: float = 50.0
+    #: What runs shorter than this on one thread stays on it: threads that wait for work take it up within some 3 us
+    #: (those that sleep need 50, once a run).
+    parallel_min_us: float = 10.0
 
     @classmethod
     def detect(cls, num_threads: int) -> CpuTarget:

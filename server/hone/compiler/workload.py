@@ -52,7 +52,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`inputs` are the operator's operands, then the epilogue's, in the order of the kernel's arguments."""
+    """`inputs` are the operator's operands, then the epilogue's, in the order of the kernel's arguments.
+
+    Attribute `weights` holds the positions of the operands that are known at load time, which a kernel may want packed.
+    """
 
     op: str
     inputs: tuple[TensorType, ...]
@@ -62,6 +65,10 @@ class Workload:
 
     def attribute(self, name: str) -> Any:
         return dict(self.attributes)[name]
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return tuple(dict(self.attributes).get("weights", ()))
 
     def fields(self) -> dict[str, Any]:
         return {

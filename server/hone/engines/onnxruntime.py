@@ -1,13 +1,15 @@
 """The baseline engine: ONNX Runtime, which takes any ONNX model and answers at once.
 
-Sessions run on one intra-op thread pool shared by the whole process, so that a thousand idle models cost no threads;
-`configure_thread_pool` sets its size once, before the first session.
+A session has threads of its own, which stop spinning soon after a run: ONNX Runtime's process-wide pool cannot be told
+to, and takes a core from the event loop and from other engines (docs/decisions/0008-thread-pools.md). Models that one
+thread runs within 100 µs get no further threads, so a thousand small models cost none.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +25,6 @@ import onnxruntime as ort
 from hone.engines.base import view_memory
 from hone.errors import EngineError, InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec
-
-_log = logging.getLogger(__name__)
 
 # onnx.TensorProto.BFLOAT16; the number is part of the ONNX format, and importing onnx would cost 60 ms.
 _ONNX_BFLOAT16 = 16
@@ -54,16 +54,29 @@ _GRAPH_LEVELS = {
 }
 
 
-def configure_thread_pool(num_threads: int) -> None:
-    """Size the process-wide intra-op pool. Takes effect only before the first session is made."""
-    ort.set_global_thread_pool_sizes(num_threads, 1)
+#: Microseconds that a pool's workers wait, spinning, for the next operator; the default is a thousand and more.
+_SPIN_DURATION_US = "50"
+#: Files of more than this hold models that are worth all threads without asking.
+_LARGE_BYTES = 1 << 20
+#: A run of a model that takes less on one thread is not divided: waking a thread costs 5 to 10 µs an operator.
+_SMALL_SECONDS = 100e-6
+_NUM_TRIES = 5
+CUDA_PROVIDER, _CPU_PROVIDER = "CUDAExecutionProvider", "CPUExecutionProvider"
+#: A model that takes longer is none of those, and its loading is not to wait for it.
+_PATIENCE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How a session is made. `graph_level` is Triton's `optimization.graph.level` (-1 basic, 0 and 1 all)."""
+    """How a session is made. `graph_level` is Triton's `optimization.graph.level` (-1 basic, 0 and 1 all);
+    `num_threads` run an inference, the calling one included (0: as many as there are cores to use)."""
 
     graph_level: int = 0
+    num_threads: int = 0
+    fit_threads: bool = True
+    """Whether a small model gets one thread only."""
+    gpu: int | None = None
+    """CUDA's ordinal of the GPU that the session runs on; None for the CPU."""
 
 
 class OnnxRuntimeEngine:
@@ -71,8 +84,9 @@ class OnnxRuntimeEngine:
 
     kind = "onnxruntime"
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session: Any = session
+    def __init__(self, session: ort.InferenceSession, num_threads: int = 1) -> None:
+        self.session: Any = session
+        self.num_threads = num_threads
         self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
         self.outputs = tuple(_spec(node, "output") for node in session.get_outputs())
         self.initializers = tuple(_spec(node, "initializer") for node in session.get_overridable_initializers())
@@ -84,26 +98,45 @@ class OnnxRuntimeEngine:
     @classmethod
     def load(cls, path: Path, settings: SessionSettings = SessionSettings()) -> OnnxRuntimeEngine:
         """Make a session of an ONNX file. Raises EngineError with ONNX Runtime's reason, less the path."""
-        options = ort.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = 3
-        options.graph_optimization_level = _GRAPH_LEVELS.get(
-            settings.graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        )
+        num_threads = settings.num_threads or len(os.sched_getaffinity(0))
         try:
-            try:
-                return cls(_session(path, options))
-            except Exception as problem:  # its exceptions have no common root below Exception
-                if "EnvCreatedWithGlobalThreadPools" not in str(problem):
-                    raise
-                # The process made a session before it configured the pool (a test, a notebook): no pool is shared then.
-                _log.warning("ONNX Runtime's shared thread pool was not configured in time: %s has its own", path.name)
-                options.use_per_session_threads = True
-                return cls(_session(path, options))
+            if settings.gpu is not None:
+                return cls(_session(path, settings.graph_level, num_threads, settings.gpu), num_threads)
+            if num_threads > 1 and settings.fit_threads and not _is_large(path):
+                alone = cls(_session(path, settings.graph_level, 1), 1)
+                if alone._is_small():
+                    return alone
+                alone.close()
+            return cls(_session(path, settings.graph_level, num_threads), num_threads)
         except EngineError:
             raise
-        except Exception as problem:
+        except Exception as problem:  # its exceptions have no common root below Exception
             raise EngineError(_reason(problem, path)) from problem
+
+    def _is_small(self) -> bool:
+        """Whether one thread runs the model in no time, on zeros: asked once, when the model is loaded."""
+        if self._text_inputs or self._through_values:
+            return False
+        zeros = {
+            spec.name: np.zeros([max(dim, 1) if dim else 0 for dim in spec.shape], NUMPY_DTYPES[spec.datatype])
+            for spec in self.inputs
+        }
+        names = [spec.name for spec in self.outputs]
+        limit = ort.RunOptions()
+        alarm = threading.Timer(_PATIENCE_SECONDS, setattr, (limit, "terminate", True))
+        alarm.start()
+        try:
+            for _ in range(_NUM_TRIES):
+                began = time.perf_counter()
+                self.session.run(names, zeros, limit)
+                seconds = time.perf_counter() - began
+                if seconds < _SMALL_SECONDS:
+                    return True
+        except Exception:  # ended by the alarm; or it does not take zeros of these sizes, and nothing is known of it
+            return False
+        finally:
+            alarm.cancel()
+        return False
 
     def instantiate(self) -> OnnxRuntimeEngine:
         """A session is thread-safe and shares its weights: every executor thread uses the same one."""
@@ -117,7 +150,7 @@ class OnnxRuntimeEngine:
             }
         try:
             results: list[Array] = (
-                self._run_values(inputs, outputs) if self._through_values else self._session.run(outputs, inputs)
+                self._run_values(inputs, outputs) if self._through_values else self.session.run(outputs, inputs)
             )
         except Exception as problem:
             raise EngineError(f"onnxruntime: {_reason(problem)}") from problem
@@ -129,7 +162,7 @@ class OnnxRuntimeEngine:
         return results
 
     def close(self) -> None:
-        self._session = None
+        self.session = None
 
     def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         bfloat16 = NUMPY_DTYPES["BF16"]
@@ -139,12 +172,32 @@ class OnnxRuntimeEngine:
             else ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in inputs.items()
         }
-        return [_from_value(value) for value in self._session.run_with_ort_values(outputs, values)]
+        return [_from_value(value) for value in self.session.run_with_ort_values(outputs, values)]
 
 
-def _session(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+def _is_large(path: Path) -> bool:
+    """By the weights, in the file or beside it."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file()) > _LARGE_BYTES
+
+
+def _session(path: Path, graph_level: int, num_threads: int, gpu: int | None = None) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    options.intra_op_num_threads = num_threads
+    options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_DURATION_US)
     # Without enable_fallback=False it prints its troubles and tries the same again.
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False)
+    providers: list[Any] = [_CPU_PROVIDER] if gpu is None else [(CUDA_PROVIDER, {"device_id": str(gpu)}), _CPU_PROVIDER]
+    session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=False)
+    if gpu is not None and CUDA_PROVIDER not in session.get_providers():
+        # A provider whose libraries do not load is left out with no more than a line in ONNX Runtime's own log.
+        raise EngineError(f"onnxruntime: {CUDA_PROVIDER} did not start on GPU {gpu}: are CUDA 13 and cuDNN installed?")
+    return session
+
+
+def has_cuda() -> bool:
+    """Whether the ONNX Runtime that is installed is the one for NVIDIA GPUs."""
+    return CUDA_PROVIDER in ort.get_available_providers()
 
 
 def _from_value(value: Any) -> Array:

@@ -7,6 +7,7 @@ that need the same packing. When an engine and its instances are gone, so are it
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import threading
 import weakref
@@ -20,8 +21,9 @@ import tvm_ffi
 from hone.engines.base import view_memory
 from hone.engines.onnx_weights import read_initializers
 from hone.engines.tvm_artifact import MODULE_FILE, ArtifactManifest, ParameterSource
+from hone.engines.tvm_library import Library
 from hone.engines.tvm_runtime import TvmRuntime
-from hone.errors import EngineError
+from hone.errors import EngineError, InputsDeclined
 from hone.types import NUMPY_DTYPES, Array, TensorSpec
 
 #: What compiled code expects of every tensor's address.
@@ -43,23 +45,23 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tensors: weakref.WeakValueDictionary[str, _Weight] = weakref.WeakValueDictionary()
+        self._tensors: weakref.WeakValueDictionary[str, Weight] = weakref.WeakValueDictionary()
 
     @property
     def num_weights(self) -> int:
         return len(self._tensors)
 
-    def get(self, keys: Sequence[str]) -> list[_Weight | None]:
+    def get(self, keys: Sequence[str]) -> list[Weight | None]:
         with self._lock:
             return [self._tensors.get(key) for key in keys]
 
-    def share(self, key: str, weight: _Weight) -> _Weight:
+    def share(self, key: str, weight: Weight) -> Weight:
         """The weight that is already known under the key, else this one from now on."""
         with self._lock:
             return self._tensors.setdefault(key, weight)
 
 
-class _Weight:
+class Weight:
     """A tensor that can be looked at from a weak dictionary."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -74,11 +76,13 @@ class TvmEngine:
     kind = "tvm"
     initializers: tuple[TensorSpec, ...] = ()
 
-    def __init__(self, manifest: ArtifactManifest, library: Any, runtime: TvmRuntime, weights: list[_Weight]) -> None:
+    def __init__(
+        self, manifest: ArtifactManifest, library: Library, runtime: TvmRuntime, weights: list[Weight]
+    ) -> None:
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self._manifest = manifest
-        self._library = library
+        self._library: Library | None = library
         self._runtime = runtime
         self._weights = weights
         self._packed = tvm_ffi.convert([weight.tensor for weight in weights])
@@ -100,20 +104,16 @@ class TvmEngine:
         Raises EngineError when a file is missing or does not load, or a weight is not what the artifact was made for.
         """
         told = ArtifactManifest.from_fields(manifest)
-        library = _load_library(folder / MODULE_FILE)
-        code = _machine_code(library)
-        for digest in told.kernels:
-            path = kernels.get(digest)
-            if path is None:
-                raise EngineError(f"kernel {digest} of the artifact is not in the cache")
-            code.import_module(_load_library(path))
-        weights = _pack(told, library, model, constants, packed, runtime)
+        library = runtime.libraries.open(folder / MODULE_FILE, told.kernels, kernels)
+        weights = _pack(told, library.module, model, constants, packed, runtime)
         return cls(told, library, runtime, weights)
 
-    def instantiate(self) -> TvmInstance:
+    def instantiate(self, num_threads: int = 0) -> TvmInstance:
+        """`num_threads` run it, the calling one included (0: as many as the runtime was loaded with)."""
         if self._library is None:
             raise EngineError("the engine is closed")
-        return TvmInstance(self._manifest, _virtual_machine(self._library), self._packed, self._weights, self._runtime)
+        num_threads = num_threads or self._runtime.num_threads
+        return TvmInstance(self._manifest, self._library, self._packed, self._weights, self._runtime, num_threads)
 
     def close(self) -> None:
         """Drops the code, and the weights that nobody else uses. Outputs handed out stay valid."""
@@ -127,25 +127,35 @@ class TvmInstance:
     """One virtual machine; for one thread at a time."""
 
     def __init__(
-        self, manifest: ArtifactManifest, machine: Any, packed: Any, weights: list[_Weight], runtime: TvmRuntime
+        self,
+        manifest: ArtifactManifest,
+        library: Library,
+        packed: Any,
+        weights: list[Weight],
+        runtime: TvmRuntime,
+        num_threads: int,
     ) -> None:
-        self._machine = machine  # functions of a module do not keep it alive
+        self._library = library  # its code must not be loaded anew while this runs it
+        self._machine = machine = _virtual_machine(library.module)  # functions of a module do not keep it alive
         self._main = machine["main"]
         self._packed = packed
         self._runtime = runtime
-        self._weight_ranges = [_range_of(weight.tensor) for weight in weights]
+        self._num_threads = num_threads
+        self._weight_ranges = [range_of(weight.tensor) for weight in weights]
         self._names = tuple(spec.name for spec in manifest.inputs)
         self._dtypes = tuple(NUMPY_DTYPES[spec.datatype] for spec in manifest.inputs)
         self._shapes = tuple(spec.shape for spec in manifest.inputs)
         self._positions = {spec.name: at for at, spec in enumerate(manifest.outputs)}
         self._all_outputs = [spec.name for spec in manifest.outputs]
         self._returns_tuple = manifest.returns_tuple
+        self._guarded = manifest.guarded
         self._scratch: dict[int, Array] = {}
         #: Which outputs lie in memory of inputs or weights: a property of the program, found out in the first run.
         self._borrowed: frozenset[int] | None = None
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run once. Inputs have exactly the shapes and dtypes that the engine tells. Raises EngineError.
+        """Run once. Inputs have exactly the shapes and dtypes that the engine tells. Raises EngineError; InputsDeclined
+        for inputs that the baseline must answer (an index out of range, say).
 
         The arrays returned are the machine's own memory, not reused while they live; what would overlap an input or
         a weight is copied.
@@ -156,11 +166,16 @@ class TvmInstance:
             if array is None:
                 raise EngineError(f"tvm: input '{name}' is missing")
             arguments.append(self._argument(at, array))
+        self._runtime.use_threads(self._num_threads)
         try:
             result = self._main(*arguments, self._packed)
         except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes
-            raise EngineError(f"tvm: {_first_line(problem)}") from problem
+            raise EngineError(f"tvm: {first_line(problem)}") from problem
         results = result if self._returns_tuple else (result,)
+        if self._guarded:
+            *results, guard = results
+            if not ctypes.c_int32.from_address(guard.data_ptr()).value:
+                raise InputsDeclined("tvm: the inputs do not meet a condition that the baseline checks")
         if self._borrowed is None:
             self._borrowed = self._find_borrowed(arguments, results)
         if outputs == self._all_outputs and not self._borrowed:
@@ -196,10 +211,10 @@ class TvmInstance:
         return place
 
     def _find_borrowed(self, arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[int]:
-        taken = [_range_of(argument) for argument in arguments] + self._weight_ranges
+        taken = [range_of(argument) for argument in arguments] + self._weight_ranges
         borrowed = set()
         for at, tensor in enumerate(results):
-            first, last = _range_of(tensor)
+            first, last = range_of(tensor)
             if any(first < end and start < last for start, end in taken):
                 borrowed.add(at)
         return frozenset(borrowed)
@@ -221,27 +236,27 @@ def _pack(
     constants: ConstantsSource,
     packed: PackedWeights,
     runtime: TvmRuntime,
-) -> list[_Weight]:
+) -> list[Weight]:
     """Weights as `main` takes them: those that another engine has, else made from their sources."""
     known = packed.get(manifest.packed)
     if all(weight is not None for weight in known):
         return [weight for weight in known if weight is not None]
-    arrays = _read_parameters(manifest.parameters, model, constants)
+    arrays = read_parameters(manifest.parameters, model, constants)
     machine = _virtual_machine(library)
     try:
         # Bundled: the function takes one tuple, in which its own tuple of parameters lies.
         results = list(machine["main_transform_params"]([[_tensor_of(array, runtime) for array in arrays]]))
     except Exception as problem:
-        raise EngineError(f"tvm: weights could not be packed: {_first_line(problem)}") from problem
+        raise EngineError(f"tvm: weights could not be packed: {first_line(problem)}") from problem
     if len(results) != len(manifest.packed):
         raise EngineError(f"the artifact packs {len(results)} weights, its manifest tells {len(manifest.packed)}")
     return [
-        packed.share(key, _Weight(_owned(tensor, arrays, runtime)))
+        packed.share(key, Weight(_owned(tensor, arrays, runtime)))
         for key, tensor in zip(manifest.packed, results, strict=True)
     ]
 
 
-def _read_parameters(sources: Sequence[ParameterSource], model: Path, constants: ConstantsSource) -> list[Array]:
+def read_parameters(sources: Sequence[ParameterSource], model: Path, constants: ConstantsSource) -> list[Array]:
     named = [source.initializer for source in sources if source.initializer is not None]
     initializers = read_initializers(model, named)
     folders: dict[str, Mapping[str, Array]] = {}
@@ -271,7 +286,7 @@ def _read_parameters(sources: Sequence[ParameterSource], model: Path, constants:
 
 def _owned(tensor: Any, sources: Sequence[Array], runtime: TvmRuntime) -> Any:
     """The tensor, copied where it lies in a source: that may be the model's file, whose mapping must be able to go."""
-    first, last = _range_of(tensor)
+    first, last = range_of(tensor)
     for array in sources:
         start = array.ctypes.data
         if first < start + array.nbytes and start < last:
@@ -296,28 +311,11 @@ def _virtual_machine(library: Any) -> Any:
         machine = library["vm_load_executable"]()
         machine["vm_initialization"](_CPU, _DEVICE, _POOLED)
     except Exception as problem:
-        raise EngineError(f"tvm: the artifact's executable does not start: {_first_line(problem)}") from problem
+        raise EngineError(f"tvm: the artifact's executable does not start: {first_line(problem)}") from problem
     return machine
 
 
-def _load_library(path: Path) -> Any:
-    try:
-        return tvm_ffi.load_module(str(path), keep_module_alive=False)
-    except Exception as problem:  # RuntimeError and its kin, by what the loader says
-        raise EngineError(
-            f"tvm: {path.name} does not load: {_first_line(problem).replace(str(path), path.name)}"
-        ) from (problem)
-
-
-def _machine_code(executable: Any) -> Any:
-    """The module whose calls kernels answer: compiled code looks for functions in its own module's imports."""
-    code = [module for module in executable.imports if module.kind == "library"]
-    if len(code) != 1:
-        raise EngineError(f"the artifact's executable has {len(code)} libraries of code, expected one")
-    return code[0]
-
-
-def _range_of(tensor: Any) -> tuple[int, int]:
+def range_of(tensor: Any) -> tuple[int, int]:
     start = tensor.data_ptr()
     size = (tensor.dtype.bits + 7) // 8
     for dim in tensor.shape:
@@ -330,10 +328,10 @@ def _to_numpy(tensor: Any) -> Array:
         array: Array = np.from_dlpack(tensor)
         return array
     except (BufferError, RuntimeError):  # bfloat16, which DLPack's numpy does not know
-        start, end = _range_of(tensor)
+        start, end = range_of(tensor)
         return view_memory(start, end - start, tensor).view(_BFLOAT16).reshape(tuple(tensor.shape))
 
 
-def _first_line(problem: BaseException) -> str:
+def first_line(problem: BaseException) -> str:
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     return lines[0] if lines else type(problem).__name__

@@ -10,7 +10,7 @@ from hone.errors import EngineError
 from hone.types import NUMPY_DTYPES, TensorSpec
 
 #: Changes whenever the meaning of the fields does; an artifact of another format is refused.
-FORMAT = 1
+FORMAT = 2
 #: The VM executable in an artifact's folder, and the kernel in a kernel's.
 MODULE_FILE = "module.so"
 KERNEL_FILE = "kernel.so"
@@ -50,6 +50,8 @@ class ArtifactManifest:
     parameters: tuple[ParameterSource, ...]
     packed: tuple[str, ...]
     returns_tuple: bool
+    guarded: bool = False
+    """`main` returns one thing more, the last: a scalar, INT32, that is 0 where its outputs do not count."""
 
     def fields(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -62,6 +64,7 @@ class ArtifactManifest:
             "params_order": [source.name for source in self.parameters],
             "packed": list(self.packed),
             "returns_tuple": self.returns_tuple,
+            "guarded": self.guarded,
         }
 
     @classmethod
@@ -77,6 +80,7 @@ class ArtifactManifest:
                 parameters=tuple(_source(name, fields["params"][name]) for name in fields["params_order"]),
                 packed=tuple(str(key) for key in fields["packed"]),
                 returns_tuple=bool(fields["returns_tuple"]),
+                guarded=bool(fields["guarded"]),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise EngineError(f"the artifact's manifest is incomplete: {type(problem).__name__} {problem}") from problem

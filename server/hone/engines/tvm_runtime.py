@@ -9,16 +9,22 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
 
+from hone.engines.tvm_library import Libraries
 from hone.errors import EngineError
 
+#: About 100 µs.
+_SPIN_COUNT = 15_000
+
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+_CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,19 @@ class TvmRuntime:
     """Gives the pooled memory that no tensor uses back to the system, for the whole process."""
     view: Callable[..., Any]
     """(tensor, shape, dtype, byte offset) -> the same memory with another type."""
+    allocate: Callable[..., Any]
+    """(shape, dtype, device, scope or None) -> an uninitialised tensor on that device."""
+    configure_pool: Callable[[int, int], None]
+    """(which cores: 1 for any, number of threads) of the calling thread's pool."""
+    libraries: Libraries = field(default_factory=Libraries)
+    """Compiled code in use by any engine."""
+    _pools: threading.local = field(default_factory=threading.local)
+
+    def use_threads(self, num_threads: int) -> None:
+        """How many threads, itself included, run the calling thread's kernels from now on."""
+        if getattr(self._pools, "num_threads", self.num_threads) != num_threads:
+            self.configure_pool(1, num_threads)
+            self._pools.num_threads = num_threads
 
     @classmethod
     def load(cls, num_threads: int, folder: Path | None = None) -> TvmRuntime:
@@ -42,6 +61,9 @@ class TvmRuntime:
         # thread and its workers to the first ones, whoever else (another instance, ONNX Runtime) runs there.
         os.environ["TVM_NUM_THREADS"] = str(num_threads)
         os.environ["TVM_BIND_THREADS"] = "0"
+        # Workers wait for the next kernel, spinning: for 2 ms by default, which takes a core from everybody else long
+        # after a run has ended. The kernels of one run follow each other faster than this.
+        os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(_SPIN_COUNT)
         for name in _LIBRARIES:
             try:
                 ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
@@ -53,7 +75,24 @@ class TvmRuntime:
             num_threads=num_threads,
             clear_memory=_function("vm.builtin.memory_manager.clear"),
             view=_function("runtime.TVMTensorCreateView"),
+            configure_pool=_function("runtime.config_threadpool"),
+            allocate=_function("runtime.TVMTensorAllocWithScope"),
         )
+
+
+def load_cuda(folder: Path | None = None) -> None:
+    """TVM's runtime for NVIDIA GPUs, beside the runtime itself. The CUDA runtime (`CudaRuntime.load`) is loaded before.
+
+    Raises EngineError where it is missing, or where there is no driver.
+    """
+    try:
+        ctypes.CDLL(str((folder or _installed()) / _CUDA_LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    except OSError as problem:
+        reason = str(problem).removesuffix(": cannot open shared object file: No such file or directory")
+        raise EngineError(
+            f"TVM's runtime for NVIDIA GPUs did not load ({Path(reason).name} is missing or does not fit):"
+            " it needs NVIDIA's driver and the CUDA runtime"
+        ) from problem
 
 
 def _function(name: str) -> Callable[..., Any]:

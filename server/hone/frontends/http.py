@@ -13,7 +13,7 @@ from starlette.routing import Match
 
 from hone import __version__
 from hone.config import Settings
-from hone.frontends.http_access import HeaderForwarder, Restrictions, echoed_request_id
+from hone.frontends.http_access import HeaderForwarder, Restrictions, check_same_site, echoed_request_id
 from hone.frontends.http_body import BodyCoder
 from hone.frontends.http_control import Call, ControlHandlers, NotReady
 from hone.frontends.http_errors import Disconnected, answer_of, method_not_allowed, not_found
@@ -38,10 +38,10 @@ class HttpApp:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="hone-zlib")
         self._limit = settings.http_max_input_size
         self._bodies = BodyCoder(self._limit, self._pool)
-        self._restrictions = Restrictions(settings.restricted_http)
+        self.restrictions = Restrictions(settings.restricted_http)
         pattern = settings.http_header_forward_pattern
         self._infer = InferHandler(
-            service, self._bodies, self._restrictions, HeaderForwarder(pattern) if pattern else None
+            service, self._bodies, self.restrictions, HeaderForwarder(pattern) if pattern else None
         )
         self._control = ControlHandlers(service)
         self.fastapi = self._build()
@@ -89,13 +89,15 @@ class HttpApp:
         async def infer(request: Request) -> Response:
             version = request.path_params.get("version", "")
             if version and not is_version(version):
-                return _error_response(not_found())
+                return error_response(not_found())
             return _Delegated(self._infer, request.path_params["model"], version, self._limit)
 
         async def control(request: Request) -> Response:
             exchange: Exchange = self._exchange(request.scope, request.receive, _no_send)
             try:
-                self._restrictions.check(route.group, exchange.fields)
+                self.restrictions.check(route.group, exchange.fields)
+                if route.method != "GET":
+                    check_same_site(exchange.fields)
                 params: dict[str, str] = request.path_params
                 if "version" in params and not is_version(params["version"]):
                     raise not_found()
@@ -106,7 +108,7 @@ class HttpApp:
             except Disconnected:
                 return Response(status_code=400)  # nobody reads it
             except Exception as error:
-                response = _error_response(error)
+                response = error_response(error)
             for name, value in echoed_request_id(exchange.fields):
                 response.headers[name.decode("ascii")] = value.decode("latin-1")
             return response
@@ -121,8 +123,8 @@ class HttpApp:
                 match, _ = route.matches(request.scope)
                 if match is not Match.NONE:
                     methods |= getattr(route, "methods", None) or set()
-            return _error_response(method_not_allowed(", ".join(sorted(methods))))
-        return _error_response(not_found())
+            return error_response(method_not_allowed(", ".join(sorted(methods))))
+        return error_response(not_found())
 
 
 def build_http_app(service: InferenceService, settings: Settings) -> HttpApp:
@@ -152,7 +154,7 @@ async def _no_send(message: Any) -> None:
     raise RuntimeError("control endpoints answer through FastAPI")
 
 
-def _error_response(error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
     status, headers, body, _ = answer_of(error)
     if isinstance(error, NotReady):
         body = orjson.dumps(error.document)

@@ -27,13 +27,32 @@ class Restrictions:
         }
 
     def check(self, group: str, fields: Mapping[bytes, bytes]) -> None:
-        """Raises Restricted unless the request carries the key of its group. Compares in constant time."""
+        """Raises Restricted unless the request carries the key of its group."""
+        header = self.wanted(group, fields)
+        if header:
+            raise Restricted(f"This API is restricted, expecting header '{header}'")
+
+    def wanted(self, group: str, fields: Mapping[bytes, bytes]) -> str:
+        """Name of the header without whose key a request is refused; empty where it carries it or none is asked for.
+        Compares in constant time."""
         key = self._keys.get(group)
         if key is None:
-            return
+            return ""
         header, field, value = key
-        if not hmac.compare_digest(fields.get(field, b""), value):
-            raise Restricted(f"This API is restricted, expecting header '{header}'")
+        return "" if hmac.compare_digest(fields.get(field, b""), value) else header
+
+
+def check_same_site(fields: Mapping[bytes, bytes]) -> None:
+    """Raises Restricted for what another site's page has a browser send: it may not load, unload or steer models.
+
+    A browser on this machine reaches a server on loopback, and posts across sites without asking first; it says so in
+    Sec-Fetch-Site, which pages cannot forge. Clients that are no browsers send no such header.
+    """
+    site = fields.get(b"sec-fetch-site", b"none")
+    if site not in (b"none", b"same-origin"):
+        raise Restricted(
+            f"Control requests from pages of other sites are refused (Sec-Fetch-Site: {site.decode('latin-1')})"
+        )
 
 
 class HeaderForwarder:

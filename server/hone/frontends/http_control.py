@@ -99,7 +99,7 @@ class ControlHandlers:
         action = call.document().get("action")
         if not isinstance(action, str):
             raise InvalidRequest(f"Unable to parse 'action': expected a string, got {json_type(action)}")
-        return self._service.tuning_action(call.model, call.version, action)
+        return await self._service.tuning_action(call.model, call.version, action)
 
     # --- repository
 

@@ -183,7 +183,7 @@ _SCHEMAS: dict[str, Schema] = {
     "LogSettings": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}},
     "LogUpdate": {"type": "object", "additionalProperties": {"type": ["boolean", "integer", "string"]}},
     "TuningAction": _object(
-        {"action": {"enum": ["start", "pause", "cancel", "roll_back", "pin_baseline"]}}, ["action"]
+        {"action": {"enum": ["start", "retune", "pause", "cancel", "roll_back", "pin_baseline"]}}, ["action"]
     ),
     "TuningStatus": _object(
         {
@@ -194,6 +194,7 @@ _SCHEMAS: dict[str, Schema] = {
             },
             "progress": {"type": "number", "minimum": 0, "maximum": 1},
             "reason": _STRING,
+            "job": {"type": "object"},
             "buckets": _array({"type": "object"}),
             "history": _array({"type": "object"}),
         },

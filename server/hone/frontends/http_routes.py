@@ -106,7 +106,7 @@ def _routes() -> tuple[Route, ...]:
                 "POST",
                 f"{base}/tuning",
                 "tuning",
-                "Start, pause, cancel, roll back or pin the baseline",
+                "Start, tune anew, pause, cancel, roll back or pin the baseline",
                 ControlHandlers.tuning_action,
                 "TuningStatus",
                 "TuningAction",

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.kernels.complaints import Complaints
 from hone.kernels.device_key import DeviceKey, device_from_file
 from hone.kernels.digest import JSON
-from hone.kernels.entry import (
-    MANIFEST,
-    PROVEN,
-    Entry,
-    EntryName,
-    Failure,
-    FailureReason,
-    Kind,
-    Miss,
-    MissReason,
-    entry_name,
-    failure_of,
-)
-from hone.kernels.eviction import EvictionReport, evict
-from hone.kernels.files import reason_of, replace_file
-from hone.kernels.folder import CacheFolder, CacheUnsafe, Listed, devices_in, listing, names_in
-from hone.kernels.holds import Holds
+from hone.kernels.entry import Entry, EntryName, Failure, FailureReason, Kind, Miss, entry_name
+from hone.kernels.eviction import EvictionReport
+from hone.kernels.files import replace_file
+from hone.kernels.folder import Listed, devices_in, listing
 from hone.kernels.locks import CacheLocks
-from hone.kernels.manifest import proof_of, read_entry
+from hone.kernels.manifest import read_entry
 from hone.kernels.quarantine import Quarantine, QuarantineRecord
-from hone.kernels.staging import Publisher, move_away, sweep
+from hone.kernels.spare import has_room
+from hone.kernels.staging import move_away
 from hone.kernels.statistics import CacheStatistics
-from hone.kernels.transfer import ImportReport, export_entries, import_entries
-from hone.kernels.usage import LogicalClock
+from hone.kernels.store import Store
+from hone.kernels.transfer import ImportReport
+from hone.kernels.upkeep import Upkeep, VerifyReport
 
-logger = logging.getLogger(__name__)
+__all__ = ["Built", "KernelsCache", "VerifyReport"]
 
-#: Other servers on the folder publish too: the sizes are looked at anew after this many of our own entries.
-_LOOK_AFTER = 64
-#: Entries whose misses are told of, each once: a thousand broken ones are told well enough.
-_MAX_TOLD = 1000
+#: What others require goes first, when entries move.
+_ORDER: tuple[Kind, ...] = ("kernels", "constants", "artifacts", "decisions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +38,6 @@ class Built:
 
     files: Mapping[str, bytes | Path]
     manifest: Mapping[str, JSON]
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    num_sound: int
-    problems: tuple[tuple[EntryName, Miss], ...]
-    num_removed: int = 0
 
 
 def _no_step(_step: str) -> None:
@@ -73,14 +52,16 @@ class KernelsCache:
     and one warning: neither raises. Wrong names, kinds and manifests are mistakes of the code and raise ValueError or
     TypeError. The constructor raises CacheUnsafe when hone's own folder inside `root` cannot be trusted.
 
-    `size_limit_bytes` None keeps everything. `on_step` is told each step of publishing (see staging.STEPS), `now_ns`
-    is the clock of last uses: both are there for tests.
+    `spare` is a private temporary folder (see `spare.SpareFolder`): what the cache's own folder will not take goes
+    there and is found there, until `keep_spared` can move it. `size_limit_bytes` None keeps everything. `on_step` is
+    told each step of publishing (see staging.STEPS), `now_ns` is the clock of last uses: both are there for tests.
     """
 
     def __init__(
         self,
         root: Path,
         *,
+        spare: Path | None = None,
         size_limit_bytes: int | None = None,
         create: bool = True,
         now_ns: Callable[[], int] = time.time_ns,
@@ -89,19 +70,16 @@ class KernelsCache:
         self.root = root
         self.size_limit_bytes = size_limit_bytes
         self.statistics = CacheStatistics()
-        self._folder = CacheFolder(root)
-        self._clock = LogicalClock(self._folder.clock, now_ns)
-        self._publisher = Publisher(self._folder, self._clock, on_step)
-        self._holds = Holds()
-        self._locks = CacheLocks(self._folder, self._tell)
-        self._quarantine = Quarantine(self._folder, self._locks.held, self._tell)
-        self._told_lock = threading.Lock()
-        self._told: set[FailureReason] = set()
-        self._told_misses: set[tuple[EntryName, MissReason]] = set()
-        self._num_unlooked = _LOOK_AFTER
+        self._store = Store(root, now_ns, on_step)
+        self._spare = Store(spare, now_ns, _no_step) if spare is not None else None
+        self._folder = self._store.folder
+        self._complaints = Complaints(root, spare)
+        self._locks = CacheLocks(self._folder, self._complaints.trouble)
+        self._quarantine = Quarantine(self._folder, self._locks.held, self._complaints.trouble)
+        self._upkeep = Upkeep(self._store, self._locks, self.statistics, self._complaints, size_limit_bytes)
         exists = self._folder.check()
         if create:
-            self._open()
+            self._upkeep.open()
         elif exists:
             self._folder.warn_of_shared_parent()
 
@@ -124,27 +102,18 @@ class KernelsCache:
         it. A corrupt or incomplete entry is taken away, so that it can be published anew. A use counts for eviction.
         """
         name = entry_name(kind, digest, scope)
-        path = self._folder.place_of(name)
-        inode = None
-        if hold:
-            try:
-                inode = self._holds.acquire(path)
-            except OSError as problem:
-                return self._missed(name, Miss(MissReason.UNREADABLE, f"{path}: {reason_of(problem)}"))
-        folder_inode = _inode_of(path)
-        found = read_entry(path, name)
-        if isinstance(found, Entry) and (not hold or inode == found.inode):
-            self._clock.touch(path / MANIFEST)
+        found, was_taken_away = self._store.find(name, hold=hold)
+        if was_taken_away:
+            self.statistics.discarded()
+        if isinstance(found, Miss) and self._spare is not None:
+            spared, _ = self._spare.find(name, hold=hold)
+            found = spared or found
+        if isinstance(found, Entry):
             self.statistics.hit(kind)
             return found
-        if inode is not None:
-            self._holds.release(path, inode)
-        if isinstance(found, Entry):  # replaced, or about to be evicted, while we looked
-            return self._missed(name, Miss(MissReason.ABSENT))
-        damaged = found.reason in (MissReason.CORRUPT, MissReason.INCOMPLETE)
-        if damaged and folder_inode is not None and move_away(path, self._folder, folder_inode):
-            self.statistics.discarded()
-        return self._missed(name, found)
+        self.statistics.miss(kind, found)
+        self._complaints.miss(name, found)
+        return found
 
     def peek(self, name: EntryName) -> Entry | Miss:
         """As `get`, for people who look: nothing is counted, touched or taken away."""
@@ -165,29 +134,45 @@ class KernelsCache:
 
         `files` maps plain names to bytes or to files to copy. If the entry is there already, or another process is
         faster, that one is returned: it was made of the same key. With `replace` it makes room instead (measured
-        again, say; for an instant there is none), and whoever holds the old one keeps its files.
+        again, say; for an instant there is none), and whoever holds the old one keeps its files. Where the folder will
+        not take it, the entry is in the spare one.
 
         `manifest["key"]`, where given, must be the fields that `digest` is of; `manifest["requires"]` may list entries
         ({"kind", "scope", "digest"}) that must not be evicted while this one is held.
         """
         name = entry_name(kind, digest, scope)
-        self._publisher.check(name, files, manifest)
-        try:
-            size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
-            if self.size_limit_bytes is not None and size > self.size_limit_bytes:
-                detail = f"{name}: {size} bytes, the whole cache may have {self.size_limit_bytes}"
-                return self._failed(kind, Failure(FailureReason.TOO_LARGE, detail))
-            entry, ours = self._publisher.publish(name, files, manifest, proven=proven, replace=replace)
-        except OSError as problem:
-            return self._failed(kind, failure_of(problem))
-        if isinstance(entry, Failure):
-            return self._failed(kind, entry)
-        if not ours:
-            self.statistics.present(kind)
+        self._store.publisher.check(name, files, manifest)
+        entry, is_ours = self._publish(name, files, manifest, proven, replace)
+        if isinstance(entry, Entry):
+            if not is_ours:
+                self.statistics.present(kind)
+                return entry
+            self.statistics.published(kind, entry.size_bytes)
+            self._upkeep.keep_under_limit(name)
             return entry
-        self.statistics.published(kind, entry.size_bytes)
-        self._keep_under_limit(name)
-        return entry
+        self.statistics.failed(kind, entry)
+        self._complaints.failure(entry)
+        if self._spare is None or entry.reason is FailureReason.TOO_LARGE:
+            return entry
+        spared, _ = self._spare.publish(name, files, manifest, proven=proven, replace=replace)
+        if isinstance(spared, Failure):
+            return Failure(entry.reason, f"{entry.detail}; in the temporary folder {spared.detail}")
+        return spared
+
+    def _publish(
+        self,
+        name: EntryName,
+        files: Mapping[str, bytes | Path],
+        manifest: Mapping[str, JSON],
+        proven: bool,
+        replace: bool,
+    ) -> tuple[Entry | Failure, bool]:
+        if self.size_limit_bytes is not None:
+            size = sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in files.values())
+            if size > self.size_limit_bytes:
+                detail = f"{name}: {size} bytes, the whole cache may have {self.size_limit_bytes}"
+                return Failure(FailureReason.TOO_LARGE, detail), False
+        return self._store.publish(name, files, manifest, proven=proven, replace=replace)
 
     def get_or_build(
         self,
@@ -240,12 +225,11 @@ class KernelsCache:
         Counted: as many times as it is held, it must be released. The death of a process releases. Raises OSError
         when no more files can be opened.
         """
-        return self._holds.acquire(entry.path, entry.inode) is not None
+        return self._store_of(entry).holds.acquire(entry.path, entry.inode) is not None
 
     def release(self, entry: Entry) -> None:
         """Undoes one `hold`. The entry counts as used now."""
-        self._clock.touch(entry.path / MANIFEST)
-        self._holds.release(entry.path, entry.inode)
+        self._store_of(entry).release(entry)
 
     def prove(self, entry: Entry) -> Entry:
         """Remembers that an imported entry passed the whole gate here; returns it as proven.
@@ -254,16 +238,51 @@ class KernelsCache:
         """
         if not entry.proven:
             try:
-                replace_file(entry.path / PROVEN, proof_of(entry.path))
-            except FileNotFoundError:  # evicted meanwhile
-                pass
+                return self._store_of(entry).prove(entry)
             except OSError as problem:
-                self._tell(problem)
+                self._complaints.trouble(problem)
         return dataclasses.replace(entry, proven=True)
 
     def close(self) -> None:
         """Releases everything that is still held."""
-        self._holds.release_all()
+        self._store.holds.release_all()
+        if self._spare is not None:
+            self._spare.holds.release_all()
+
+    def _store_of(self, entry: Entry) -> Store:
+        return self._spare if self._spare is not None and self._spare.contains(entry) else self._store
+
+    # --- what could not be kept
+
+    @property
+    def num_spared(self) -> int:
+        """Entries in the spare folder: they go with it, unless they can be moved before."""
+        return 0 if self._spare is None else sum(1 for _ in listing(self._spare.folder))
+
+    def keep_spared(self) -> int:
+        """Try again to keep what is in the spare folder; how many entries moved. Ends at the first that cannot.
+
+        What is loaded from there stays loaded: its file lives on without a name.
+        """
+        if self._spare is None:
+            return 0
+        num_moved = 0
+        for listed in sorted(listing(self._spare.folder), key=lambda one: _ORDER.index(one.name.kind)):
+            name, place = listed.name, listed.path
+            if self._folder.root.exists() and not has_room(self._folder.root, listed.size_bytes):
+                break
+            found = read_entry(place, name)
+            if isinstance(found, Entry):
+                kept, is_ours = self._publish(name, found.files, found.manifest, found.proven, False)
+                if isinstance(kept, Failure):
+                    break
+                if is_ours:
+                    self.statistics.published(name.kind, kept.size_bytes)
+                    self._upkeep.keep_under_limit(name)
+            num_moved += move_away(place, self._spare.folder)
+        if num_moved:
+            self._complaints.over(num_moved)
+        return num_moved
 
     # --- quarantine
 
@@ -296,11 +315,11 @@ class KernelsCache:
         entry_name("artifacts", digest, scope)
         return self._quarantine.pardon(digest, scope)
 
-    # --- the whole
+    # --- the whole; see `upkeep.Upkeep`
 
     def entries(self) -> list[Listed]:
         """Every entry with size and last use. Opens no file."""
-        return list(listing(self._folder))
+        return self._upkeep.entries()
 
     def devices(self) -> dict[str, DeviceKey | None]:
         """Kinds of devices by scope; None where the folder does not say (or not the truth)."""
@@ -315,49 +334,31 @@ class KernelsCache:
             self._folder.make(path.parent)
             replace_file(path, device.to_bytes())
         except OSError as problem:
-            self._tell(problem)
+            self._complaints.trouble(problem)
 
     def evict(self, limit_bytes: int | None = None, *, keep: EntryName | None = None) -> EvictionReport:
         """Removes least recently used entries until under the limit (by default the cache's own), and sweeps.
 
         Never what a process holds. While another process does the same, this one waits for it.
         """
-        limit = self.size_limit_bytes if limit_bytes is None else limit_bytes
-        if not self._folder.check():
-            return EvictionReport()
-        num_swept = sweep(self._folder) + self._locks.sweep()
-        with self._locks.held("evict"):
-            report = evict(self._folder, self._holds, limit, lambda gone: self.statistics.evicted(gone.name.kind), keep)
-        self.statistics.swept(num_swept)
-        self.statistics.looked(report.size_bytes, report.num_entries)
-        self._num_unlooked = 0
-        return dataclasses.replace(report, num_swept=num_swept)
+        return self._upkeep.evict(limit_bytes, keep=keep)
 
     def look(self) -> None:
         """Adds up sizes for the statistics, which otherwise know of them from the first publishing on."""
-        entries = self.entries()
-        self.statistics.looked(sum(entry.size_bytes for entry in entries), len(entries))
+        self._upkeep.look()
+
+    def tend(self) -> None:
+        """Now and then: under the limit, and statistics that know of what other processes published. What the disk
+        has against it is told of once, in the log."""
+        self._upkeep.tend()
 
     def verify(self, *, remove: bool = False) -> VerifyReport:
         """Hashes every file of every entry. With `remove`, what is corrupt, incomplete or of another schema goes."""
-        num_sound = num_removed = 0
-        problems = []
-        for name in sorted(names_in(self._folder)):
-            path = self._folder.place_of(name)
-            inode = _inode_of(path)
-            found = read_entry(path, name)
-            if isinstance(found, Entry):
-                num_sound += 1
-            elif found.reason is not MissReason.ABSENT:
-                problems.append((name, found))
-                removable = found.reason in (MissReason.CORRUPT, MissReason.INCOMPLETE, MissReason.SCHEMA)
-                if remove and removable and inode is not None and move_away(path, self._folder, inode):
-                    num_removed += 1
-        return VerifyReport(num_sound, tuple(problems), num_removed)
+        return self._upkeep.verify(remove=remove)
 
     def export(self, path: Path) -> VerifyReport:
         """Writes every sound entry into a tar file, which appears whole or not at all. Raises OSError."""
-        return VerifyReport(*export_entries(self._folder, self._holds, path))
+        return self._upkeep.export(path)
 
     def import_(self, path: Path, *, trust_binaries: bool = False) -> ImportReport:
         """Takes over decisions from an export, and with `trust_binaries` all the rest, which is run as code.
@@ -365,71 +366,7 @@ class KernelsCache:
         Everything is checked and hashed before anything is taken. Raises ImportRefused, naming file and member, or
         OSError; entries taken until then stay, each whole.
         """
-        report = import_entries(self._folder, self._publisher, path, self.size_limit_bytes, trust_binaries)
-        self._num_unlooked = _LOOK_AFTER
-        if self.size_limit_bytes is not None:
-            self.evict()
-        return report
-
-    # --- inner
-
-    def _open(self) -> None:
-        self._folder.warn_of_shared_parent()
-        try:
-            self._publisher.probe()
-            self.statistics.swept(sweep(self._folder))
-        except OSError as problem:
-            self._tell(problem)
-
-    def _keep_under_limit(self, published: EntryName) -> None:
-        if self.size_limit_bytes is None:
-            return
-        self._num_unlooked += 1
-        if self._num_unlooked > _LOOK_AFTER or self.statistics.size_bytes > self.size_limit_bytes:
-            try:
-                self.evict(keep=published)
-            except OSError as problem:
-                self._tell(problem)
-            except CacheUnsafe as problem:
-                self._warn(Failure(FailureReason.FOREIGN, str(problem)))
+        return self._upkeep.import_(path, trust_binaries=trust_binaries)
 
     def _device_file(self, scope: str) -> Path:
         return self._folder.path / scope / "device.json"
-
-    def _missed(self, name: EntryName, miss: Miss) -> Miss:
-        self.statistics.miss(name.kind, miss)
-        if miss.reason is not MissReason.ABSENT and len(self._told_misses) < _MAX_TOLD:
-            with self._told_lock:
-                new = (name, miss.reason) not in self._told_misses
-                self._told_misses.add((name, miss.reason))
-            if new:
-                logger.warning("kernels cache: %s is not used: %s (%s)", name, miss.reason.value, miss.detail)
-        return miss
-
-    def _failed(self, kind: Kind, failure: Failure) -> Failure:
-        self.statistics.failed(kind, failure)
-        self._warn(failure)
-        return failure
-
-    def _tell(self, problem: OSError) -> None:
-        self._warn(failure_of(problem))
-
-    def _warn(self, failure: Failure) -> None:
-        """Once for each reason: a full disk does not fill the log too."""
-        with self._told_lock:
-            if failure.reason in self._told:
-                return
-            self._told.add(failure.reason)
-        logger.warning(
-            "kernels cache: cannot keep what is learned in %s (%s: %s); serving goes on without",
-            self.root,
-            failure.reason.value,
-            failure.detail,
-        )
-
-
-def _inode_of(path: Path) -> int | None:
-    try:
-        return path.lstat().st_ino
-    except OSError:
-        return None

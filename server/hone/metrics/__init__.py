@@ -3,10 +3,11 @@
 from hone.metrics.collector import Metrics
 from hone.metrics.endpoint import MetricsEndpoint
 from hone.metrics.exposition import CONTENT_TYPE
-from hone.metrics.statistics import FAILURE_REASONS, LATENCY_BOUNDS_US, MemoryUsage, ModelStatistics
+from hone.metrics.statistics import ENGINE_BOUNDS_US, FAILURE_REASONS, LATENCY_BOUNDS_US, MemoryUsage, ModelStatistics
 
 __all__ = [
     "CONTENT_TYPE",
+    "ENGINE_BOUNDS_US",
     "FAILURE_REASONS",
     "LATENCY_BOUNDS_US",
     "MemoryUsage",

@@ -12,8 +12,18 @@ from prometheus_client import CollectorRegistry, Metric
 from hone.errors import ConfigError
 from hone.metrics.devices import CpuReader, DeviceReadings, GpuReader, device_names, host_families
 from hone.metrics.exposition import CONTENT_TYPE, expose
-from hone.metrics.families import Extra, LatencyFamily, ModelSeries, Number, TextFamily, ValueFamily
-from hone.metrics.statistics import PHASES, ModelStatistics
+from hone.metrics.families import (
+    Extra,
+    HistogramFamily,
+    ModelSeries,
+    Number,
+    TextFamily,
+    ValueFamily,
+    executions_by_engine,
+    latencies,
+    requests_by_engine,
+)
+from hone.metrics.statistics import ENGINE_BOUNDS_US, LATENCY_BOUNDS_US, PHASES, ModelStatistics
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -181,11 +191,19 @@ def _model_families(snapshot: Callable[[], Iterator[ModelSeries]]) -> Iterator[T
         cached(lambda s: s.cache_miss_ns // 1_000),
     )
     for index, phase in enumerate(PHASES):
-        yield LatencyFamily(
+        yield HistogramFamily(
             f"nv_inference_{phase}_duration_histogram_us",
             f"Distribution of {_PHASE_TEXTS[phase]} in microseconds",
             series,
-            index,
+            LATENCY_BOUNDS_US,
+            latencies(index),
+        )
+    for name, text, read in (
+        ("hone_request_duration_histogram_us", "time from receiving a request to its response", requests_by_engine),
+        ("hone_execution_duration_histogram_us", "time that one execution took in the engine", executions_by_engine),
+    ):
+        yield HistogramFamily(
+            name, f"Distribution of the {text} in microseconds, by engine", series, ENGINE_BOUNDS_US, read
         )
 
 

@@ -13,14 +13,15 @@ from typing import TypeAlias
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
-from hone.metrics.statistics import LATENCY_BOUNDS_US, ModelStatistics, ProtocolLatencies
+from hone.metrics.statistics import ModelStatistics
 
 Number: TypeAlias = int | float
 
 #: Label that distinguishes series of one model version within a family, and its value; None where there is one series.
 Extra: TypeAlias = tuple[str, str] | None
 
-_BUCKETS = (*(str(bound) for bound in LATENCY_BOUNDS_US), "+Inf")
+#: What distinguishes it, hits of each bucket (not cumulative), and the sum in ns.
+Histogram: TypeAlias = tuple[Extra, Sequence[int], int]
 
 
 def escape_label(value: str) -> str:
@@ -110,30 +111,34 @@ class ValueFamily(TextFamily):
                 yield f"{name}{{{series.text(extra)}}} {value}\n"
 
 
-class LatencyFamily(TextFamily):
-    """The histogram of one phase (an index into PHASES) of every model version and protocol used so far."""
+class HistogramFamily(TextFamily):
+    """A histogram of every model version, in us. `read` yields the histograms that a version has in this family."""
 
-    def __init__(self, name: str, documentation: str, series: Iterable[ModelSeries], phase: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        series: Iterable[ModelSeries],
+        bounds_us: Sequence[int],
+        read: Callable[[ModelStatistics], Iterable[Histogram]],
+    ) -> None:
         super().__init__(name, documentation, "histogram")
         self._series = series
-        self._phase = phase
-        lines = [f'{name}_bucket{{%s,le="{bucket}"}} %d\n' for bucket in _BUCKETS]
+        self._read = read
+        self._buckets = (*(str(bound) for bound in bounds_us), "+Inf")
+        lines = [f'{name}_bucket{{%s,le="{bucket}"}} %d\n' for bucket in self._buckets]
         self._template = "".join((*lines, f"{name}_sum{{%s}} %d\n", f"{name}_count{{%s}} %d\n"))
 
     def _histograms(self) -> Iterator[tuple[ModelSeries, Extra, Sequence[int], int]]:
+        """With cumulative counts, and the sum in us."""
         for series in self._series:
-            # A snapshot: a protocol may be used for the first time while the text is being sent.
-            for protocol, latencies in tuple(series.statistics.latencies.items()):
-                yield series, ("protocol", protocol), *self._read(latencies)
-
-    def _read(self, latencies: ProtocolLatencies) -> tuple[Sequence[int], int]:
-        """Cumulative counts of the buckets, and the sum in us."""
-        return tuple(accumulate(latencies.counts[self._phase])), latencies.sums_ns[self._phase] // 1_000
+            for extra, counts, sum_ns in self._read(series.statistics):
+                yield series, extra, tuple(accumulate(counts)), sum_ns // 1_000
 
     def iter_samples(self) -> Iterator[Sample]:
         for series, extra, cumulative, sum_us in self._histograms():
             labels = series.labels_with(extra)
-            for bucket, count in zip(_BUCKETS, cumulative, strict=True):
+            for bucket, count in zip(self._buckets, cumulative, strict=True):
                 yield Sample(f"{self.name}_bucket", {**labels, "le": bucket}, count)
             yield Sample(f"{self.name}_sum", labels, sum_us)
             yield Sample(f"{self.name}_count", labels, cumulative[-1])
@@ -144,6 +149,31 @@ class LatencyFamily(TextFamily):
             values: list[str | int] = [series.text(extra)] * (2 * len(cumulative) + 4)
             values[1::2] = (*cumulative, sum_us, cumulative[-1])
             yield template % tuple(values)
+
+
+def latencies(phase: int) -> Callable[[ModelStatistics], Iterable[Histogram]]:
+    """A phase (an index into PHASES) of every protocol used so far."""
+    # Snapshots, here and below: one may be used for the first time while the text is being sent.
+    return lambda statistics: [
+        (("protocol", protocol), told.counts[phase], told.sums_ns[phase])
+        for protocol, told in tuple(statistics.latencies.items())
+    ]
+
+
+def requests_by_engine(statistics: ModelStatistics) -> Iterable[Histogram]:
+    return [
+        (("engine", engine), told.request_counts, told.request_ns)
+        for engine, told in tuple(statistics.engines.items())
+        if any(told.request_counts)
+    ]
+
+
+def executions_by_engine(statistics: ModelStatistics) -> Iterable[Histogram]:
+    return [
+        (("engine", engine), told.execution_counts, told.execution_ns)
+        for engine, told in tuple(statistics.engines.items())
+        if any(told.execution_counts)
+    ]
 
 
 class GaugeFamily(TextFamily):

@@ -23,6 +23,7 @@ def complete(
     model: str,
     default_max_batch_size: int = 4,
     initializers: Sequence[TensorSpec] = (),
+    num_gpus: int = 0,
 ) -> config_pb.ModelConfig:
     """A copy of `config` with everything filled in, checked against the graph. Raises ConfigError naming the field.
 
@@ -40,8 +41,8 @@ def complete(
         _complete_tensors(whole, inputs, outputs)
     _check_inputs(whole, inputs, initializers, model)
     _check_outputs(whole, outputs, model)
-    _fill_defaults(whole)
-    validate(whole, model)
+    _fill_defaults(whole, num_gpus)
+    validate(whole, model, num_gpus)
     return whole
 
 
@@ -80,7 +81,7 @@ def _complete_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequen
                 tensor.reshape.SetInParent()
 
 
-def _fill_defaults(config: Any) -> None:
+def _fill_defaults(config: Any, num_gpus: int) -> None:
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     if config.version_policy.HasField("latest"):
@@ -96,7 +97,10 @@ def _fill_defaults(config: Any) -> None:
         group.name = group.name or f"{config.name}_{i}"
         group.count = group.count or 1
         if group.kind == config_pb.ModelInstanceGroup.KIND_AUTO:
-            group.kind = config_pb.ModelInstanceGroup.KIND_CPU
+            on_gpu = num_gpus > 0
+            group.kind = config_pb.ModelInstanceGroup.KIND_GPU if on_gpu else config_pb.ModelInstanceGroup.KIND_CPU
+        if group.kind == config_pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(num_gpus))
 
 
 # --- the config against the graph ----------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class ModelRepository:
         config_name: str = "",
         allow_file_override: bool = False,
         fingerprints: Fingerprints | None = None,
+        num_gpus: int = 0,
     ) -> None:
         """Raises NotFound where a root is no folder, ValueError where `config_name` is no plain name."""
         for root in roots:
@@ -57,6 +58,7 @@ class ModelRepository:
         self._roots = tuple(roots)
         self._config_name = config_name
         self._allow_file_override = allow_file_override
+        self._num_gpus = num_gpus
         self._fingerprints = fingerprints or Fingerprints()
         self._overrides = OverrideFolders()
         if allow_file_override:
@@ -158,7 +160,7 @@ class ModelRepository:
             raise RepositoryError(name, folder)
         try:
             config = self._config(name, path, override)
-            validate(config, name)
+            validate(config, name, self._num_gpus)
             versions = self._versions(folder, config)
         except OSError as problem:
             raise RepositoryError(name, f"cannot read the model's folder: {reason_of(problem)}") from problem

@@ -23,8 +23,8 @@ _LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
 _Group = config_pb.ModelInstanceGroup
 
 
-def validate(config: config_pb.ModelConfig, model: str) -> None:
-    """Check everything that needs no file and no graph. Raises ConfigError."""
+def validate(config: config_pb.ModelConfig, model: str, num_gpus: int = 0) -> None:
+    """Check everything that needs no file and no graph. `num_gpus` are those of this server. Raises ConfigError."""
     for field, what in _missing_features(config):
         raise ConfigError(model, field, f"{what} not available in this version of the server; remove the field")
     _validate_platform(config, model)
@@ -33,7 +33,7 @@ def validate(config: config_pb.ModelConfig, model: str) -> None:
     validate_tensors(config, model)
     _validate_version_policy(config, model)
     validate_scheduling(config, model)
-    _validate_instance_groups(config, model)
+    _validate_instance_groups(config, model, num_gpus)
     validate_accelerators(config, model)
     _validate_metrics(config, model)
     _validate_warmup(config, model)
@@ -100,19 +100,23 @@ def _validate_version_policy(config: config_pb.ModelConfig, model: str) -> None:
             )
 
 
-def _validate_instance_groups(config: config_pb.ModelConfig, model: str) -> None:
+def _validate_instance_groups(config: config_pb.ModelConfig, model: str, num_gpus: int) -> None:
+    known = (_Group.KIND_AUTO, _Group.KIND_CPU, _Group.KIND_MODEL, *((_Group.KIND_GPU,) if num_gpus else ()))
     for i, group in enumerate(config.instance_group):
         path = f"instance_group[{i}]"
-        if group.kind not in (_Group.KIND_AUTO, _Group.KIND_CPU, _Group.KIND_MODEL):
+        if group.kind not in known:
             name = "KIND_GPU" if group.kind == _Group.KIND_GPU else str(group.kind)
+            names = ", ".join(_Group.Kind.Name(kind) for kind in known)
+            raise ConfigError(
+                model, f"{path}.kind", f"expected one of {names}, found {name}: this server {_whereabouts(num_gpus)}"
+            )
+        on_gpus = num_gpus and group.kind in (_Group.KIND_GPU, _Group.KIND_AUTO)
+        if group.gpus and not (on_gpus and all(0 <= gpu < num_gpus for gpu in group.gpus)):
+            expected = f"numbers of 0 to {num_gpus - 1}" if on_gpus else "none"
             raise ConfigError(
                 model,
-                f"{path}.kind",
-                f"expected KIND_CPU, KIND_AUTO or KIND_MODEL, found {name}: this server runs models on the CPU",
-            )
-        if group.gpus:
-            raise ConfigError(
-                model, f"{path}.gpus", f"expected none, found {list(group.gpus)}: this server runs models on the CPU"
+                f"{path}.gpus",
+                f"expected {expected}, found {list(group.gpus)}: this server {_whereabouts(num_gpus)}",
             )
         if not 0 <= group.count <= _MAX_INSTANCES:
             raise ConfigError(
@@ -180,3 +184,7 @@ def validate_file_name(name: str, model: str, field: str) -> None:
         relative_path(name)
     except ValueError as problem:
         raise ConfigError(model, field, f"{problem}, found '{name}'") from problem
+
+
+def _whereabouts(num_gpus: int) -> str:
+    return f"has {num_gpus} NVIDIA GPU{'s' if num_gpus > 1 else ''}" if num_gpus else "runs models on the CPU"

@@ -57,7 +57,7 @@ class DirectScheduler:
         self._num_outstanding -= 1
         if execution.num_rows:
             self._statistics.record_execution(
-                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns
+                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns, execution.engine
             )
 
 
@@ -281,7 +281,7 @@ class DynamicBatcher:
     def _delivered(self, execution: BatchExecution) -> None:
         if execution.num_rows:
             self._statistics.record_execution(
-                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns
+                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns, execution.engine
             )
         if not self._policy.preserve_ordering:
             self.instance_freed()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.errors import EngineError, HoneError, InternalError
+from hone.errors import EngineError, HoneError, InputsDeclined, InternalError
 from hone.serving.executor import ThreadState
 from hone.serving.observation import Observation
 from hone.serving.slot import Generation, RouteKey, Slot
@@ -41,6 +41,7 @@ class Pending:
         "arrays",
         "batch_size",
         "cancelled",
+        "engine",
         "future",
         "infer_ns",
         "input_ns",
@@ -74,6 +75,8 @@ class Pending:
         self.timer: asyncio.TimerHandle | None = None
         self.queued_at_ns = time.monotonic_ns()
         self.queue_ns = self.input_ns = self.infer_ns = self.output_ns = 0
+        self.engine = ""
+        """Kind of the engine that ran it."""
 
 
 class BatchExecution:
@@ -89,6 +92,7 @@ class BatchExecution:
         "_on_delivered",
         "_outcomes",
         "_slot",
+        "engine",
         "infer_ns",
         "input_ns",
         "num_rows",
@@ -112,6 +116,8 @@ class BatchExecution:
         self.num_rows = 0
         """Rows that the engine ran; 0 when every request was cancelled before, or when it failed."""
         self.input_ns = self.infer_ns = self.output_ns = 0
+        self.engine = ""
+        """Kind of the engine that ran it; of several runs, the last."""
 
     def run(self, thread: ThreadState) -> None:
         started = time.monotonic_ns()
@@ -143,12 +149,14 @@ class BatchExecution:
         else:
             rows = sum(pending.batch_size for pending in live)
             names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
-        generation = self._slot.acquire(first.key, rows)
+        generation = self._slot.acquire(first.key, rows, thread.device)
         failure: Exception | None = None
         try:
             if generation.number:
                 try:
                     return self._run_on(generation, thread, live, rows, names)
+                except InputsDeclined:
+                    self._observation.declined(generation.number)
                 except Exception as problem:  # whatever it is: the baseline answers, and the generation is told of
                     failure = problem
                     self.input_ns = self.infer_ns = self.output_ns = self.num_rows = 0
@@ -169,7 +177,15 @@ class BatchExecution:
         alone = len(live) == 1 and taken == rows
         inputs = live[0].arrays if alone else _assemble(live, thread, rows, taken)
         assembled = time.monotonic_ns() if not alone else started
-        outputs = dict(zip(names, generation.instance().run(inputs, names), strict=True))
+        if generation.mark:
+            thread.note(generation.mark)
+            try:
+                found = generation.instance().run(inputs, names)
+            finally:
+                thread.note(0)
+        else:
+            found = generation.instance().run(inputs, names)
+        outputs = dict(zip(names, found, strict=True))
         ran = time.monotonic_ns()
         results = [outputs] if alone else _split(outputs, live, taken)
         ended = time.monotonic_ns() if not alone else ran
@@ -178,8 +194,10 @@ class BatchExecution:
         self.infer_ns += infer_ns
         self.output_ns += output_ns
         self.num_rows += rows
+        kind = self.engine = generation.engine.kind
         for pending in live:
             pending.input_ns, pending.infer_ns, pending.output_ns = input_ns, infer_ns, output_ns
+            pending.engine = kind
         self._observation.ran(live[0].key, rows, infer_ns)
         self._observation.sample(generation.number, None if alone else rows, inputs, outputs)
         return results

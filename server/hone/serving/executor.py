@@ -11,13 +11,13 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from hone.specialization import ActivityMeter
+from hone.specialization import CPU, DEVICE_ORDINAL, ActivityMeter, RunningMarks
 from hone.types import Array
 
 _log = logging.getLogger(__name__)
@@ -45,12 +45,25 @@ class BatchBuffers:
 
 
 class ThreadState:
-    """What one executor thread owns."""
+    """What one executor thread owns. Made on that thread, and closed by it."""
 
-    __slots__ = ("buffers",)
+    __slots__ = ("_cell", "_marks", "buffers", "device")
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = CPU, marks: RunningMarks | None = None) -> None:
         self.buffers = BatchBuffers()
+        self.device = device
+        """The kind of device that the thread's executions run on."""
+        self._marks = marks
+        self._cell = marks.claim() if marks is not None else 0
+
+    def note(self, mark: int) -> None:
+        """Remember, also over a crash, that the thread runs the specialization of this mark; 0 for none."""
+        if self._marks is not None:
+            self._marks.cells[self._cell] = mark
+
+    def close(self) -> None:
+        if self._marks is not None:
+            self._marks.release(self._cell)
 
 
 class Execution(Protocol):
@@ -117,8 +130,14 @@ class DeviceExecutor:
         completions: Completions,
         idle_seconds: float = IDLE_SECONDS,
         activity: ActivityMeter | None = None,
+        devices: Sequence[tuple[str, int]] = (),
+        marks: RunningMarks | None = None,
     ) -> None:
+        """`devices` are those that the instances run on, one for each, as the kind of device and its ordinal; all on
+        the CPU without."""
         self.name = name
+        self._devices = tuple(devices) or ((CPU, 0),) * num_instances
+        self._marks = marks
         self.num_instances = num_instances
         self.num_threads = 0
         self._completions = completions
@@ -162,19 +181,22 @@ class DeviceExecutor:
             if not self.num_threads:
                 self._descriptor = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
                 self._watch_idleness()
+            place = self._devices[self.num_threads]
             self.num_threads += 1
             threading.Thread(
-                target=self._work, args=(self._descriptor,), name=f"execute {self.name}", daemon=True
+                target=self._work, args=(self._descriptor, *place), name=f"execute {self.name}", daemon=True
             ).start()
         os.eventfd_write(self._descriptor, 1)
 
-    def _work(self, descriptor: int) -> None:
-        """An executor thread."""
-        state = ThreadState()
+    def _work(self, descriptor: int, device: str, ordinal: int) -> None:
+        """An executor thread. Threads begin with a context of their own, so that the ordinal is this one's alone."""
+        DEVICE_ORDINAL.set(ordinal)
+        state = ThreadState(device, self._marks)
         while True:
             os.eventfd_read(descriptor)
             execution = self._inbox.popleft()
             if execution is None:
+                state.close()
                 self._completions.put(self._thread_ended)
                 return
             try:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
-from hone.errors import HoneError, InternalError, LoadFailed, ModelNotInRepository
+from hone.engines.placed import PlacedEngine
+from hone.errors import EngineError, HoneError, InternalError, LoadFailed, ModelNotInRepository
 from hone.metrics import Metrics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition, ModelRepository, check_model_name, complete, warmup_samples
@@ -40,9 +42,40 @@ _NOBODY = Observers()
 EngineLoader = Callable[[Path, config_pb.ModelConfig], Engine]
 
 
-def load_baseline(path: Path, config: config_pb.ModelConfig) -> Engine:
-    """The engine that every model starts on. Raises EngineError."""
-    return OnnxRuntimeEngine.load(path, SessionSettings(graph_level=config.optimization.graph.level))
+class BaselineLoader:
+    """Loads the engine that every model starts on. Instances of a model share its threads out among themselves."""
+
+    def __init__(self, num_threads: int = 0, num_gpus: int = 0) -> None:
+        """`num_gpus` that ONNX Runtime can use here: models that ask for them run there from the start."""
+        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._num_gpus = num_gpus
+
+    def __call__(self, path: Path, config: config_pb.ModelConfig) -> Engine:
+        """Raises EngineError."""
+        num_threads = max(1, self._num_threads // (sum(max(1, group.count) for group in config.instance_group) or 1))
+        settings = SessionSettings(config.optimization.graph.level, num_threads)
+        gpus = gpus_of(config, self._num_gpus)
+        if not gpus:
+            return OnnxRuntimeEngine.load(path, settings)
+        loaded: dict[int, Engine] = {}
+        try:
+            for gpu in gpus:
+                loaded[gpu] = OnnxRuntimeEngine.load(path, replace(settings, gpu=gpu))
+        except EngineError:
+            for engine in loaded.values():
+                engine.close()
+            raise
+        return PlacedEngine(loaded)
+
+
+def gpus_of(config: config_pb.ModelConfig, num_gpus: int) -> list[int]:
+    """Ordinals of the GPUs that the baseline runs on; none where a group of instances is on the CPU, since an engine's
+    instances must all be of one kind. Groups that name no kind take GPUs where there are any."""
+    kinds = config_pb.ModelInstanceGroup
+    groups = list(config.instance_group) or [kinds()]
+    if not num_gpus or any(group.kind not in (kinds.KIND_GPU, kinds.KIND_AUTO) for group in groups):
+        return []
+    return sorted({gpu for group in groups for gpu in (group.gpus or range(num_gpus)) if gpu < num_gpus})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +100,20 @@ class ModelLifecycle:
         num_threads: int,
         num_retries: int = 0,
         default_max_batch_size: int = 4,
-        load_engine: EngineLoader = load_baseline,
+        load_engine: EngineLoader | None = None,
         observers: Observers = _NOBODY,
+        gpu_kinds: Sequence[str] = (),
     ) -> None:
+        """`gpu_kinds` are the kinds of the server's GPUs, by ordinal, as specializations name them."""
         self._repository = repository
         self._registry = registry
         self._metrics = metrics
         self._completions = completions
         self._num_retries = num_retries
         self._default_max_batch_size = default_max_batch_size
-        self._load_engine = load_engine
+        self._load_engine = load_engine or BaselineLoader()
         self._observers = observers
+        self._gpu_kinds = tuple(gpu_kinds)
         self._generation_numbers = itertools.count(1)
         self._loaders = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         # A lock lives while somebody uses it, so that asking for unknown names leaves nothing behind.
@@ -239,6 +275,7 @@ class ModelLifecycle:
                 model=definition.name,
                 default_max_batch_size=self._default_max_batch_size,
                 initializers=engine.initializers,
+                num_gpus=len(self._gpu_kinds),
             )
             self._warm(definition, config, engine)
         except HoneError:
@@ -271,6 +308,7 @@ class ModelLifecycle:
             completions=self._completions,
             observers=self._observers,
             generation_numbers=self._generation_numbers,
+            gpu_kinds=self._gpu_kinds,
         )
 
     def _retire(self, model: ServedModel, status: VersionStatus | None) -> None:

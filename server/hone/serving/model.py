@@ -20,7 +20,7 @@ from hone.serving.execution import Pending, ReplyFuture
 from hone.serving.executor import Completions, DeviceExecutor
 from hone.serving.observation import Observation
 from hone.serving.slot import Slot
-from hone.specialization import Observers, VersionRef
+from hone.specialization import CPU, Observers, VersionRef
 from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata
 
 #: Stands for the graph's shape of a tensor that the graph does not tell.
@@ -79,7 +79,9 @@ class ServedModel:
         completions: Completions,
         observers: Observers = Observers(),  # noqa: B008 (frozen, and empty)
         generation_numbers: Iterator[int] | None = None,
+        gpu_kinds: Sequence[str] = (),
     ) -> None:
+        """`gpu_kinds` are the kinds of the server's GPUs, by ordinal."""
         name = definition.name
         self.name = name
         self.loop = loop = asyncio.get_running_loop()
@@ -107,8 +109,14 @@ class ServedModel:
             batching=self.batching,
             observers=observers,
         )
+        self.places = places_of(config, gpu_kinds)
         self._executor = DeviceExecutor(
-            f"{name}:{version}", num_instances(config), completions, activity=observers.activity
+            f"{name}:{version}",
+            len(self.places),
+            completions,
+            activity=observers.activity,
+            devices=self.places,
+            marks=observers.running,
         )
         self.scheduler: Scheduler = (
             DynamicBatcher(
@@ -238,7 +246,20 @@ class ServedModel:
             raise errors.duplicate_tensor("output", repeated)
 
 
+def places_of(config: config_pb.ModelConfig, gpu_kinds: Sequence[str] = ()) -> tuple[tuple[str, int], ...]:
+    """Kind and ordinal of the device of each instance. A group on GPUs has its count of instances on each of them, in
+    turns, so that the first requests are spread out."""
+    places: list[tuple[str, int]] = []
+    for group in config.instance_group:
+        if group.kind == config_pb.ModelInstanceGroup.KIND_GPU:
+            places += [(gpu_kinds[gpu], gpu) for _ in range(max(1, group.count)) for gpu in group.gpus]
+        else:
+            places += [(CPU, 0)] * max(1, group.count)
+    return tuple(places) or ((CPU, 0),)
+
+
 def num_instances(config: config_pb.ModelConfig) -> int:
+    """Of one device of each kind."""
     return sum(max(1, group.count) for group in config.instance_group) or 1
 
 

@@ -38,6 +38,10 @@ class Observation:
         if self._watcher is not None:
             self._watcher.failed(self._ref, generation, str(problem) or type(problem).__name__)
 
+    def declined(self, generation: int) -> None:
+        if self._watcher is not None:
+            self._watcher.declined(self._ref, generation)
+
     def sample(
         self, generation: int, rows: int | None, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
     ) -> None:

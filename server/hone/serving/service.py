@@ -44,6 +44,9 @@ from hone.types import (
 
 _log = logging.getLogger(__name__)
 
+#: Longest that the answer to a tuning action waits for the action to take effect.
+_ACTION_SECONDS = 5.0
+
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -135,6 +138,7 @@ class InferenceService:
             pending.input_ns,
             pending.infer_ns,
             pending.output_ns,
+            pending.engine,
         )
         if self._tracer is not None:
             _trace(self._tracer, lease, request, pending, ended_ns)
@@ -272,17 +276,20 @@ class InferenceService:
                 "state": "off",
                 "progress": 0.0,
                 "reason": "the server was started with --tuning=off",
+                "job": {},
                 "buckets": [],
                 "history": [],
             }
         return self._tuning.status(model, served.version_text)
 
-    def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
-        """Have the tuner act; the status as it is at once. Raises Unavailable where tuning is off, InvalidRequest."""
+    async def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
+        """Have the tuner act; the status when that has taken effect, or at last after some seconds (the tuner may be
+        loading a module). Raises Unavailable where tuning is off, InvalidRequest."""
         served = self._registry.find(model, version)
         if self._tuning is None:
             raise Unavailable("tuning is off on this server: start it with --tuning=on")
-        self._tuning.act(model, served.version_text, action)
+        done = asyncio.wrap_future(self._tuning.act(model, served.version_text, action))
+        await asyncio.wait([done], timeout=_ACTION_SECONDS)
         return self._tuning.status(model, served.version_text)
 
     # --- settings

@@ -1,9 +1,9 @@
 """A model version's slot: which generation runs an execution, and when an old one may be closed.
 
 A generation is one engine as loaded here: the baseline (number 0, runs anything) or a specialization, which runs one
-signature, and smaller batches padded up to it. Executions hold a lease on the generation they run; a retired
-generation closes when its last lease ends. Route tables are never changed, only replaced, under a lock that guards
-fields and no work: nothing is loaded, warmed, run or closed under it.
+signature, and smaller batches padded up to it, on executors of its own kind of device. Executions hold a lease on the
+generation they run; a retired generation closes when its last lease ends. Route tables are never changed, only
+replaced, under a lock that guards fields and no work: nothing is loaded, warmed, run or closed under it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from hone.specialization import Specialization
+from hone.specialization import CPU, Specialization
 from hone.types import Engine, EngineInstance, Shape
 
 #: Shapes of an execution's inputs in the model's order, without the batch axis where the model batches; None for an
@@ -27,14 +27,16 @@ RouteKey: TypeAlias = tuple[Shape | None, ...]
 class Generation:
     """One loaded engine with the count of its users, and its instance for each thread that has run it."""
 
-    __slots__ = ("_instances", "_leases", "_lock", "_retired", "artifact", "engine", "number", "rows")
+    __slots__ = ("_instances", "_leases", "_lock", "_retired", "artifact", "engine", "mark", "number", "rows")
 
-    def __init__(self, number: int, engine: Engine, rows: int = 0, artifact: str = "") -> None:
+    def __init__(self, number: int, engine: Engine, rows: int = 0, artifact: str = "", mark: int = 0) -> None:
         self.number = number
         self.engine = engine
         self.rows = rows
         """The batch it takes, exactly; 0 for any."""
         self.artifact = artifact
+        self.mark = mark
+        """What threads note down while they run it; see `specialization.RunningMarks`."""
         self._lock = threading.Lock()
         self._leases = 0
         self._retired = False
@@ -85,7 +87,11 @@ class _Range:
     before: _Range | None = None
 
 
-_Table: TypeAlias = MappingProxyType[RouteKey, tuple[_Range, ...]]
+_Routes: TypeAlias = dict[RouteKey, tuple[_Range, ...]]
+#: By kind of device. Neither level is changed once it can be seen.
+_Table: TypeAlias = MappingProxyType[str, _Routes]
+
+_NO_ROUTES: _Routes = {}
 
 
 class Slot:
@@ -108,11 +114,12 @@ class Slot:
         self._table: _Table = MappingProxyType({})
         self._closed = False
 
-    def acquire(self, key: RouteKey, rows: int) -> Generation:
-        """Lease the generation that runs these shapes; the caller releases it. Raises RuntimeError when closed."""
+    def acquire(self, key: RouteKey, rows: int, device: str = CPU) -> Generation:
+        """Lease the generation that runs these shapes on a kind of device; the caller releases it. Raises RuntimeError
+        when closed."""
         while True:
             generation = self.baseline
-            for route in self._table.get(key, ()):
+            for route in self._table.get(device, _NO_ROUTES).get(key, ()):
                 if route.min_rows <= rows <= route.generation.rows:
                     generation = route.generation
                     break
@@ -131,23 +138,24 @@ class Slot:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the slot is closed")
-            table = dict(self._table)
+            table = {device: dict(routes) for device, routes in self._table.items()}
             numbers = []
-            for specialization in specializations:
+            for one in specializations:
                 number = next(self._numbers)
                 numbers.append(number)
-                key, rows = self._place(specialization)
-                generation = Generation(number, specialization.engine, max(rows, 1), specialization.artifact)
-                ranges = list(table.get(key, ()))
+                key, rows = self._place(one)
+                generation = Generation(number, one.engine, max(rows, 1), one.artifact, one.mark)
+                routes = table.setdefault(one.device, {})
+                ranges = list(routes.get(key, ()))
                 old = next((route for route in ranges if route.generation.rows == generation.rows), None)
                 if old is not None:
                     ranges.remove(old)
                     if old.before is not None:
                         retired.append(old.before.generation)
                     old = _Range(old.min_rows, old.generation)
-                ranges.append(_Range(max(specialization.min_rows, 1), generation, old))
+                ranges.append(_Range(max(one.min_rows, 1), generation, old))
                 # The smallest batch that fits is tried first: it pads least.
-                table[key] = tuple(sorted(ranges, key=lambda route: route.generation.rows))
+                routes[key] = tuple(sorted(ranges, key=lambda route: route.generation.rows))
             self._table = MappingProxyType(table)
         for gone in retired:
             gone.retire()
@@ -156,22 +164,18 @@ class Slot:
     def roll_back(self, number: int) -> bool:
         """Return what this generation runs to the generation before it, or to the baseline. False if not current."""
         with self._lock:
-            for key, ranges in self._table.items():
-                for route in ranges:
-                    if route.generation.number == number:
-                        kept = [other for other in ranges if other is not route]
-                        if route.before is not None:
-                            kept.append(route.before)
-                        kept.sort(key=lambda other: other.generation.rows)
-                        self._table = MappingProxyType({**self._table, key: tuple(kept)})
-                        gone = route.generation
-                        break
-                else:
-                    continue
-                break
+            for device, key, route in self._routes():
+                if route.generation.number == number:
+                    routes = self._table[device]
+                    kept = [other for other in routes[key] if other is not route]
+                    if route.before is not None:
+                        kept.append(route.before)
+                    kept.sort(key=lambda other: other.generation.rows)
+                    self._table = MappingProxyType({**self._table, device: {**routes, key: tuple(kept)}})
+                    break
             else:
                 return False
-        gone.retire()
+        route.generation.retire()
         return True
 
     @contextmanager
@@ -188,7 +192,7 @@ class Slot:
 
     def current(self) -> list[Generation]:
         """Generations that run something now, the baseline first."""
-        return [self.baseline, *(route.generation for ranges in self._table.values() for route in ranges)]
+        return [self.baseline, *(route.generation for _, _, route in self._routes())]
 
     def take_over(self, other: Slot) -> None:
         """Continue the specializations of a slot of the same graph, which then runs its baseline alone.
@@ -206,13 +210,20 @@ class Slot:
         """Retire every generation. Called once no execution can begin any more."""
         with self._lock:
             self._closed = True
-            table, self._table = self._table, MappingProxyType({})
-        for ranges in table.values():
-            for route in ranges:
-                route.generation.retire()
-                if route.before is not None:
-                    route.before.generation.retire()
+            left = [route for _, _, route in self._routes()]
+            self._table = MappingProxyType({})
+        for route in left:
+            route.generation.retire()
+            if route.before is not None:
+                route.before.generation.retire()
         self.baseline.retire()
+
+    def _routes(self) -> Iterator[tuple[str, RouteKey, _Range]]:
+        """All that is in the table as it is now: kind of device, key, route."""
+        for device, routes in self._table.items():
+            for key, ranges in routes.items():
+                for route in ranges:
+                    yield device, key, route
 
     def _place(self, specialization: Specialization) -> tuple[RouteKey, int]:
         shapes = specialization.signature.shapes

@@ -13,6 +13,7 @@ from typing import Any
 
 from hone.engines.tvm import PackedWeights, TvmEngine
 from hone.engines.tvm_artifact import FORMAT, KERNEL_FILE
+from hone.engines.tvm_cuda import TvmCudaEngine
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.errors import EngineError
 from hone.kernels import ArtifactKey, DeviceKey, Entry, KernelsCache, Kind, Toolchain, load_constants
@@ -35,7 +36,7 @@ class Sources:
         spec = importlib.util.find_spec("hone.compiler")
         assert spec is not None and spec.submodule_search_locations is not None
         folder = Path(next(iter(spec.submodule_search_locations)))
-        files = sorted(folder.rglob("*.py"))
+        files = sorted([*folder.rglob("*.py"), *folder.rglob("*.jinja")])
         templates = [path for path in files if path.is_relative_to(folder / "templates")]
         return cls(_digest_of(templates, folder), _digest_of([p for p in files if p not in templates], folder))
 
@@ -99,7 +100,7 @@ class KeyMaker:
             signature=signature,
             precision=tuning.precision,
             objective=tuning.objective,
-            terms=Terms(tuning.tolerance, self._margin, self._run_threads, version.graph_level),
+            terms=Terms(tuning.tolerance, self._margin, version.threads_of(self._run_threads), version.graph_level),
             device=self._devices[device],
             sources=self._sources,
         ).digest
@@ -131,10 +132,10 @@ class ArtifactLoader:
         self._packed = packed
 
     def __call__(self, artifact: str, device: str, version: TunableVersion, /) -> Engine:
-        return self.load(artifact, device, version.path)
+        return self.load(artifact, device, version.path, version.threads_of(self._runtime.num_threads))
 
-    def load(self, artifact: str, device: str, model: Path) -> HeldEngine:
-        """Raises EngineError; nothing is held then."""
+    def load(self, artifact: str, device: str, model: Path, num_threads: int = 0) -> HeldEngine:
+        """Instances are run by so many threads (0: all of the runtime's). Raises EngineError; nothing is held then."""
         with ExitStack() as held:
             entry = self._get(held, "artifacts", artifact, device)
             manifest = entry.manifest
@@ -159,7 +160,7 @@ class ArtifactLoader:
                 runtime=self._runtime,
                 packed=self._packed,
             )
-            return HeldEngine(engine, held.pop_all())
+            return HeldEngine(engine, held.pop_all(), num_threads)
 
     def _get(self, held: ExitStack, kind: Kind, digest: str, scope: str) -> Entry:
         entry = self._cache.get(kind, digest, scope, hold=True)
@@ -172,8 +173,9 @@ class ArtifactLoader:
 class HeldEngine:
     """An engine whose files are kept from eviction until it is closed."""
 
-    def __init__(self, engine: TvmEngine, held: ExitStack) -> None:
+    def __init__(self, engine: TvmEngine | TvmCudaEngine, held: ExitStack, num_threads: int = 0) -> None:
         self._engine = engine
+        self._num_threads = num_threads
         self._held = held
         self.kind = engine.kind
         self.inputs: tuple[TensorSpec, ...] = engine.inputs
@@ -181,7 +183,12 @@ class HeldEngine:
         self.initializers: tuple[TensorSpec, ...] = engine.initializers
 
     def instantiate(self) -> EngineInstance:
-        return self._engine.instantiate()
+        return self.instantiate_with(self._num_threads)
+
+    def instantiate_with(self, num_threads: int) -> EngineInstance:
+        """An instance that so many threads run (0: all of the runtime's). A GPU's instances have no such choice."""
+        engine = self._engine
+        return engine.instantiate(num_threads) if isinstance(engine, TvmEngine) else engine.instantiate()
 
     def close(self) -> None:
         try:

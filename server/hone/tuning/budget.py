@@ -43,12 +43,32 @@ class Budget:
         return max(1, min(int(num_cores * self.cpu_share), num_cores - 1))
 
 
+class Starvation:
+    """Tells when a child of idle priority gets next to nothing of the time that it asks for: others take all there is,
+    and it would never end. Then another child is to take its slices (see `Pacer`)."""
+
+    def __init__(self, *, min_share: float = 0.1, window_seconds: float = 60.0) -> None:
+        self._min_share = min_share
+        self._window_seconds = window_seconds
+        self._ran = self._waited = 0.0
+
+    def step(self, ran: float, waited: float) -> bool:
+        """Seconds since its start that the child ran, and that it waited for a processor."""
+        asked = (ran - self._ran) + (waited - self._waited)
+        if asked < self._window_seconds:
+            return False
+        share = (ran - self._ran) / asked
+        self._ran, self._waited = ran, waited
+        return share < self._min_share
+
+
 class Pacer:
     """Says when a child is to be stopped for the sake of requests, and when to go on.
 
-    A child runs while serving is quiet. While it is busy the child runs in short slices, which add up to `min_share`
-    of that time: so its work is done within `1 / min_share` times what it takes on an idle machine, however busy
-    serving is, give or take what the operating system's scheduler takes from a process of low priority.
+    It is for children that cannot have idle priority, or that starved with it. Such a child runs while serving is
+    quiet. While it is busy the child runs in short slices, which add up to `min_share` of that time: so its work is
+    done within `1 / min_share` times what it takes on an idle machine, however busy serving is, give or take what the
+    operating system's scheduler takes from a process of low priority.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ is gone.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import selectors
@@ -18,13 +19,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hone.kernels.entry import STAGING_LOCK
+from hone.kernels.files import FILE_MODE
+from hone.kernels.spare import has_room
 from hone.tuning import group
-from hone.tuning.budget import Pacer
+from hone.tuning.budget import Pacer, Starvation
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, LineReader, Message, encode
 
 _log = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ DONE, FAILED = "done", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a child. Seconds are those in which it was not paused."""
+    """What ends a child. Seconds are those in which it neither was paused nor waited for a processor."""
 
     seconds: float
     memory_bytes: int
@@ -58,14 +62,15 @@ class Limits:
 class JobResult:
     """How a child ended. `reason` is a sentence, empty for a job that was done; `detail` is the end of its stderr."""
 
-    outcome: Literal["done", "failed", "cancelled"]
+    outcome: Literal["done", "failed", "cancelled", "starved"]
+    """`starved`: at idle priority it got no processor; what is left is for a child that takes its share."""
     reason: str = ""
     detail: str = ""
     stage: str = ""
     """What the child was at when it ended, in its own words."""
     seconds: float = 0.0
     running_seconds: float = 0.0
-    """Without the time in which it was paused."""
+    """Without the time in which it was paused or waited for a processor."""
     peak_bytes: int = 0
 
 
@@ -74,7 +79,9 @@ class Child:
 
     An event is a JSON object with an `event`; the child's own `stage` and the last words (`done`, and `failed` with a
     `reason`) are understood here, the rest is the caller's. Events with `"paced": true` tell that the child steps
-    aside for requests by itself from here on, those with false that it is to be paused from outside.
+    aside for requests by itself from here on, those with false that it is to be paused from outside. With
+    a `starvation` it gets idle priority, until that says that it starves; where the system grants it, it is never
+    paused: the kernel lets others pass, in microseconds.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Child:
         on_event: Callable[[Message], None],
         on_tick: Callable[[], None] = lambda: None,
         pacer: Pacer | None = None,
+        starvation: Starvation | None = None,
         descriptors: Sequence[int] = (),
         command: Sequence[str] = WORKER_COMMAND,
         temporary_root: Path | None = None,
@@ -97,6 +105,7 @@ class Child:
         self._on_event = on_event
         self._on_tick = on_tick
         self._pacer = pacer
+        self._starvation = starvation
         self._descriptors = tuple(descriptors)
         self._command = tuple(command)
         self._clock = clock
@@ -121,30 +130,34 @@ class Child:
         except OSError as problem:
             return JobResult("failed", f"no temporary folder for a tuning process: {problem.strerror or problem}")
         try:
-            return self._run_in(temporary, spec)
+            with _in_use(temporary):
+                return self._run_in(temporary, spec)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _run_in(self, temporary: str, spec: bytes) -> JobResult:
         try:
             watch = _Watch(self._command, spec, self._descriptors, temporary, self._clock)
+            idle_priority = self._starvation is not None and group.give_idle_priority(watch.pid)
         except OSError as problem:
             return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
         self.pid = watch.pid
         try:
-            return self._supervise(watch)
+            if idle_priority:
+                return self._supervise(watch, None, self._starvation)
+            return self._supervise(watch, self._pacer, None)
         finally:
             watch.close()
 
     def _temporary_folder(self) -> str:
         """A killed compiler cannot clean up behind itself, so it gets a folder that is removed with it."""
         root = self._temporary_root
-        if root is not None and os.access(root, os.W_OK | os.X_OK):
+        if root is not None and os.access(root, os.W_OK | os.X_OK) and has_room(root):
             return tempfile.mkdtemp(prefix="tuning-", dir=root)
         return tempfile.mkdtemp(prefix="hone-tuning-")
 
-    def _supervise(self, watch: _Watch) -> JobResult:
-        tick = _TICK_SECONDS if self._pacer is None else _PACED_TICK_SECONDS
+    def _supervise(self, watch: _Watch, pacer: Pacer | None, starvation: Starvation | None) -> JobResult:
+        tick = _TICK_SECONDS if pacer is None else _PACED_TICK_SECONDS
         while True:
             ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
@@ -162,8 +175,10 @@ class Child:
             reason = watch.exceeded(self._limits)
             if reason:
                 return watch.result("failed", reason)
-            if self._pacer is not None:
-                pause = self._pacer.step(self._clock())
+            if starvation is not None and starvation.step(*watch.ran_and_waited):
+                return watch.result("starved", "others kept every processor busy")
+            if pacer is not None:
+                pause = pacer.step(self._clock())
                 watch.set_paused(pause and not watch.paces_itself and watch.last_word is None)
 
 
@@ -217,6 +232,7 @@ class _Watch:
         self._last_word_at = 0.0
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
+        self.ran_and_waited = (0.0, 0.0)
         self._started = clock()
         self._last_event_at = 0.0
         self._next_memory = self._started
@@ -288,6 +304,7 @@ class _Watch:
         now = self._clock()
         if now >= self._next_memory:
             self._next_memory = now + _MEMORY_INTERVAL_SECONDS
+            self.ran_and_waited = group.ran_and_waited(self.pid)
             self._resident_bytes = group.resident_bytes(group.members(self.pid))
             self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
         if self._resident_bytes > limits.memory_bytes:
@@ -315,7 +332,7 @@ class _Watch:
             )
         return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}")
 
-    def result(self, outcome: Literal["done", "failed", "cancelled"], reason: str) -> JobResult:
+    def result(self, outcome: Literal["done", "failed", "cancelled", "starved"], reason: str) -> JobResult:
         self._read_errors()
         return JobResult(
             outcome,
@@ -355,7 +372,7 @@ class _Watch:
     def _running_seconds(self) -> float:
         now = self._clock()
         paused = self._paused_seconds + (now - self._paused_since if self._paused_since is not None else 0.0)
-        return now - self._started - paused
+        return now - self._started - paused - self.ran_and_waited[1]
 
     def _at(self) -> str:
         return f" (while {self.stage})"
@@ -378,6 +395,18 @@ class _Watch:
     def _close_all(self) -> None:
         for descriptor in self._open.copy():
             self._shut(descriptor)
+
+
+@contextmanager
+def _in_use(temporary: str) -> Iterator[None]:
+    """Locked as the cache's own staging folders are, so that none who sweeps those takes it for a dead one's."""
+    lock = os.open(Path(temporary, STAGING_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _killed_by(number: int) -> str:

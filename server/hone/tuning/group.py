@@ -36,6 +36,29 @@ def resident_bytes(pids: list[int]) -> int:
     return total * _PAGE_BYTES
 
 
+def give_idle_priority(pid: int) -> bool:
+    """Have a process, and all it will start, run only where nobody else wants to. False where that is not allowed.
+
+    Any task of ordinary priority takes the processor from such a one at once; from one of nice 19 only at the end of
+    its turn, milliseconds later.
+    """
+    try:
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        return False
+    return True
+
+
+def ran_and_waited(pid: int) -> tuple[float, float]:
+    """Seconds that the main thread of a process ran, and that it waited for a processor; zeros where the kernel does
+    not tell."""
+    try:
+        ran, waited, _ = (_PROC / str(pid) / "schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended, without reaping it: its number stays taken."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

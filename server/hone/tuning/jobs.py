@@ -13,6 +13,8 @@ Mode = Literal["build", "gate"]
 #: How a child's stage begins while it tries schedules at random, which may take it along: a child that ends there is
 #: followed by one that does without.
 SCHEDULING_STAGE = "trying schedules"
+#: The same while it runs kernels on a GPU: who broke the device is blocked by then, and another child goes on.
+PROFILING_STAGE = "measuring kernels on the GPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,27 @@ from typing import Any
 from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
-from hone.tuning.budget import Pacer
+from hone.tuning.budget import Pacer, Starvation
 from hone.tuning.child import Child, JobResult, Limits
 from hone.tuning.inputs import InputSet
-from hone.tuning.jobs import SCHEDULING_STAGE, Job, Task
+from hone.tuning.jobs import PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making
 from hone.tuning.options import TunerOptions
 from hone.tuning.ports import Promotion, TunableVersion
 from hone.tuning.promoter import Promoter
 from hone.tuning.record import Record
+from hone.tuning.room import ChildLog, lacks_room
 
 _log = logging.getLogger(__name__)
 
+#: How often an open question is asked again while serving rests, with pauses that double.
+MAX_REMEASURED = 8
+_MAX_REASON = 400
+#: Children of one job that kernels may take along; each such kernel is blocked, so this ends.
+_MAX_BROKEN = 12
+
+#: What a child tells of its search, for people.
+_SEARCHED = ("num_built", "num_measured", "num_failed")
 _TOLD_NUMBERS = ("baseline_ms", "tuned_ms", "speedup", "max_error")
 #: What a reason says -> the word for it in metrics.
 _WORDS = (
@@ -33,6 +42,7 @@ _WORDS = (
     ("died by", "crash"),
     ("exit code", "exit"),
     ("cannot start", "start"),
+    ("every processor busy", "starved"),
 )
 
 
@@ -47,6 +57,7 @@ class Maker:
         *,
         options: TunerOptions,
         device_fields: Mapping[str, Mapping[str, Any]],
+        ordinals: Mapping[str, int] | None = None,
         num_cores: int,
         attend: Callable[[], None],
         samples: Callable[[TunableVersion], Sequence[InputSet]],
@@ -59,6 +70,7 @@ class Maker:
         self._promoter = promoter
         self._options = options
         self._device_fields = device_fields
+        self._ordinals = dict(ordinals or {})
         self._num_cores = num_cores
         self._attend = attend
         self._samples = samples
@@ -67,8 +79,20 @@ class Maker:
         self._clock = clock
         self._job: Job | None = None
         self._child: Child | None = None
+        self._ends_at = 0.0
+        """When the present child has used its time up, at the earliest."""
         self._stopping = False
         self._careful = False
+        self._insistent = False
+        self._num_broken = 0
+        self._first_wave = ""
+        self._child_log = ChildLog()
+
+    def at_work(self, ref: VersionRef) -> frozenset[str]:
+        """Artifacts that the present job makes for a version: they are promoted by the job's own waves."""
+        if self._job is None or self._job.ref != ref:
+            return frozenset()
+        return frozenset(task.digest for task in self._job.tasks)
 
     @property
     def is_idle(self) -> bool:
@@ -92,7 +116,8 @@ class Maker:
         """Every task gets an outcome, unless the job is cancelled. A task that takes its child along is the only one
         that suffers: another child goes on with the rest."""
         self._job = job
-        self._careful = False
+        self._careful = self._insistent = False
+        self._num_broken = 0
         tasks = list(job.tasks)
         try:
             while tasks and not self._stopping:
@@ -100,18 +125,26 @@ class Maker:
                 if record is None or record.held:
                     return
                 tasks = self._make_some(record, job, tasks)
+            record = self._book.records.get(job.ref)
+            if record is not None:
+                self._ask_again_for_room(record)
         finally:
             self._job = None
 
+    def seconds_left(self, record: Record) -> float:
+        """Of a version's time for tuning."""
+        setting = record.tuning.budget_seconds
+        return (self._options.budget.seconds if setting is None else setting) - record.spent_seconds
+
     def _make_some(self, record: Record, job: Job, tasks: Sequence[Task]) -> list[Task]:
         """One child. Returns the tasks that another may still do."""
-        budget = self._options.budget
-        seconds = budget.seconds if record.tuning.budget_seconds is None else record.tuning.budget_seconds
-        left = seconds - record.spent_seconds
+        left = self.seconds_left(record)
         if left <= 0:
+            seconds = left + record.spent_seconds
             self._book.fail(record, job.device, tasks, f"its time of {seconds:g} s for tuning is used up")
             return []
-        record.state, record.reason = "tuning", "starting"
+        record.state, record.reason, record.job = "tuning", "starting", {}
+        self._ends_at = self._clock() + left
         self._book.tell(record)
         making = Making(
             tasks,
@@ -122,22 +155,44 @@ class Maker:
             result = self._run(record, job, tasks, left, making)
         finally:
             making.close()
+            record.job = {}
+        self._promote_first()
         self._count(record, result)
         if result.outcome == "cancelled":
             self._book.note(record, "cancelled", reason=result.reason)
             return []
         if result.outcome == "failed":
-            _log.warning("tuning of %s: %s", job.ref.model, result.reason, extra={"model": job.ref.model})
-            if result.detail:
-                _log.info("the tuning process said: %s", result.detail[-2000:], extra={"model": job.ref.model})
+            told = one_line(result.reason)
+            _log.warning("tuning of %s: %s", job.ref.model, told, extra={"model": job.ref.model})
+            _log.debug("it said: %s\n%s", result.reason, result.detail, extra={"model": job.ref.model})
+            self._book.note(record, "child_failed", reason=told, detail=f"{result.reason}\n{result.detail}"[-2000:])
         blamed, rest = making.left()
+        if result.outcome == "starved":
+            self._insistent = True  # nobody is to blame: the next child takes its share in slices
+            return [*blamed, *rest]
         if blamed and not self._careful and result.stage.startswith(SCHEDULING_STAGE):
             self._careful = True  # without what may have taken the child along
             return [*blamed, *rest]
+        if blamed and result.stage.startswith(PROFILING_STAGE) and self._num_broken < _MAX_BROKEN:
+            self._num_broken += 1
+            return [*blamed, *rest]
         if blamed:
-            reason = result.reason or "the tuning process told no outcome"
+            reason = one_line(result.reason) or "the tuning process told no outcome"
             self._book.fail(record, job.device, blamed, reason)
         return rest
+
+    def _tick(self) -> None:
+        self._promote_first()
+        self._attend()
+
+    def _promote_first(self) -> None:
+        """The first wave: what passed first, alone, where nothing tuned serves yet. The rest is promoted when the job
+        ends. See docs/decisions/0007-waves.md."""
+        digest, self._first_wave = self._first_wave, ""
+        record = self._book.records.get(self._job.ref) if self._job is not None else None
+        if digest and record is not None:
+            self._promoter.promote(record.version.ref, only=(digest,))
+            self._book.tell(record)
 
     def _run(self, record: Record, job: Job, tasks: Sequence[Task], seconds: float, making: Making) -> JobResult:
         budget = self._options.budget
@@ -147,8 +202,9 @@ class Maker:
             spec,
             Limits(seconds, budget.memory_bytes, budget.silence_seconds),
             on_event=making.on_event,
-            on_tick=self._attend,
+            on_tick=self._tick,
             pacer=Pacer(self._activity) if budget.pause else None,
+            starvation=Starvation() if budget.pause and not self._insistent else None,
             descriptors=[d for d in (spec["activity"], spec["samples"]) if d is not None],
             command=self._options.command,
             temporary_root=self._options.temporary_root,
@@ -169,8 +225,13 @@ class Maker:
             "path": str(version.path),
             "graph": job.ref.graph,
             "graph_level": version.graph_level,
+            "baseline_threads": version.baseline_threads,
+            "baseline_gpu": version.baseline_gpu if self._device_fields[job.device].get("kind") == "gpu" else None,
+            "ordinal": self._ordinals.get(job.device, 0),
+            "memory_bytes": budget.memory_bytes,
             "max_batch_size": version.max_batch_size,
             "kernels_cache": str(self._options.kernels_cache),
+            "spare": str(self._options.spare) if self._options.spare is not None else None,
             "device": job.device,
             "device_fields": dict(self._device_fields[job.device]),
             "precision": tuning.precision,
@@ -180,7 +241,7 @@ class Maker:
             "seconds": seconds,
             "nice": budget.nice,
             "build_threads": budget.build_threads(self._num_cores),
-            "run_threads": self._options.run_threads,
+            "run_threads": version.threads_of(self._options.run_threads),
             "cache_bytes": self._options.cache_bytes,
             "activity": self._activity_descriptor,
             "careful": self._careful,
@@ -199,11 +260,17 @@ class Maker:
             return self._samples(version) if held else []
 
     def _heard(self, record: Record, event: Mapping[str, Any]) -> None:
+        if event["event"] == "log":
+            self._child_log.hear(event, record.version.ref.model)
+            return
         if event["event"] == "stage":
             progress = event.get("progress")
             if isinstance(progress, (int, float)):
                 record.progress = min(1.0, max(0.0, float(progress)))
             record.reason = str(event.get("stage", ""))[:200]
+            record.job |= {name: event[name] for name in _SEARCHED if type(event.get(name)) is int}
+            # Of the clock on the wall, so it may be more: time in which the child is paused does not count.
+            record.job["seconds_left"] = round(max(0.0, self._ends_at - self._clock()))
             self._book.tell(record)
         self._book.hear({**event, "model": record.version.ref.model})
 
@@ -216,11 +283,13 @@ class Maker:
             return  # the settings changed meanwhile: this is for others than are wanted now
         verdict = event.get("verdict")
         bucket.outcome = event["outcome"]
-        bucket.reason = str(event.get("reason", ""))[:1000]
+        bucket.reason = one_line(str(event.get("reason", "")))
         bucket.verdict = dict(verdict) if isinstance(verdict, Mapping) else {}
         numbers = {name: bucket.verdict[name] for name in _TOLD_NUMBERS if bucket.verdict.get(name) is not None}
         self._book.note(record, bucket.outcome, signature=task.signature.text, reason=bucket.reason, **numbers)
-        if bucket.provisional or bucket.inconclusive:
+        if bucket.outcome == "passed" and not any(b.generation for b in record.buckets.values() if b.device == device):
+            self._first_wave = self._first_wave or bucket.digest
+        if record.num_remeasured < MAX_REMEASURED and (bucket.provisional or bucket.inconclusive):
             again_in = self._options.remeasure_seconds * 2**record.num_remeasured
             record.remeasure_at = self._clock() + again_in
         if bucket.outcome != "passed" and bucket.generation:
@@ -235,14 +304,31 @@ class Maker:
         word = next((word for text, word in _WORDS if text in result.reason), "error" if result.reason else "")
         counters.jobs[result.outcome, word] += 1
 
+    def _ask_again_for_room(self, record: Record) -> None:
+        """A full disk says nothing of the model: try again when the server rests, with pauses that double."""
+        starved = any(b.outcome == "failed" and lacks_room(b.reason) for b in record.buckets.values())
+        if starved and record.num_remeasured < MAX_REMEASURED and record.remeasure_at <= self._clock():
+            record.remeasure_at = self._clock() + self._options.remeasure_seconds * 2**record.num_remeasured
+
+
+def one_line(text: str) -> str:
+    """What a person needs of an error that may be a compiler's: of a traceback its last line, else the first."""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 3]}..."
+
 
 def jobs_to_ask_again(record: Record) -> list[Job]:
-    """Jobs for what a busy machine left open: what serves on a provisional verdict goes through the gate again, what
-    was refused without certainty is made again (of decisions that are known by now)."""
+    """Jobs for what a busy machine or a full disk left open: what serves on a provisional verdict goes through the
+    gate again, what was refused without certainty is made again (of decisions that are known by now)."""
     tasks: dict[str, list[Task]] = {}
     for bucket in record.buckets.values():
         if bucket.provisional and bucket.generation:
             tasks.setdefault(bucket.device, []).append(Task(bucket.signature, bucket.digest, "gate"))
-        elif bucket.inconclusive and bucket.outcome == "refused":
+        elif (bucket.inconclusive and bucket.outcome == "refused") or (
+            bucket.outcome == "failed" and lacks_room(bucket.reason)
+        ):
             tasks.setdefault(bucket.device, []).append(Task(bucket.signature, bucket.digest, "build"))
     return [Job(record.version.ref, device, tuple(found)) for device, found in tasks.items()]

@@ -2,12 +2,14 @@
 
 What is compared is the ratio within a round: baseline and candidate run one after the other, on the same inputs, in
 turns as to which goes first. A reference workload before and after tells rounds in which the machine itself changed
-(clock, neighbours): those are dropped. Rounds in which serving did nothing are preferred; where too few come in time,
-the others count as well, by their ratios alone, and the comparison says that it is provisional.
+(clock, neighbours): those are dropped. Rounds in which serving did nothing are preferred; where hardly any of the first
+few is, one waits for no more: the others count as well, by their ratios alone, and the comparison says that it is
+provisional.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,11 @@ Clock = Callable[[], int]
 
 NS = 1_000_000_000
 _MAX_REPEATS = 10_000
+#: A sample of many calls is that of its parts' median, so that what interrupts a few of them does not count.
+_NUM_PARTS = 15
+#: Calls that are enough for a sample, and the time that they must fill at least: the shorter a round is, the more of
+#: them fit between requests.
+_ENOUGH_CALLS, _MIN_SAMPLE_NS = 10 * _NUM_PARTS, 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,10 @@ class Plan:
     """How much faster is faster: the baseline must take `1 + margin` times as long."""
     drift: float = 0.10
     """A round is dropped when its reference is off the usual by more than this share."""
+    wait_seconds: float = 0.1
+    """How long a round waits for requests in flight to end, at most."""
+    min_quiet_share: float = 0.2
+    """Waiting goes on only where this share of the rounds up to the first look was quiet."""
 
     def __post_init__(self) -> None:
         if not self.looks or list(self.looks) != sorted(set(self.looks)) or self.looks[0] < 1:
@@ -117,26 +128,46 @@ class NotMeasured:
     reason: str
 
 
+@dataclass(slots=True)
+class Patience:
+    """Whether waiting for quiet rounds pays, as one comparison learns it for the next."""
+
+    waits: bool = True
+
+
 def compare(
     runner: Runner,
     plan: Plan,
     *,
+    patience: Patience | None = None,
     clock: Clock = time.monotonic_ns,
     tell: Callable[[float], None] = lambda share: None,
 ) -> Comparison:
     """Rounds until one of the looks is certain, or until the plan's rounds or seconds are used up.
 
-    At least the rounds of the first look are run, whatever the clock says. `tell` hears the share that is done. Raises
-    what the runner raises.
+    Whether only quiet rounds count is decided once, at the first look, by how many were quiet: never by what they
+    measured, so the probability of a wrong verdict stays the plan's. At least the rounds of the first look are run,
+    whatever the clock says. `tell` hears the share that is done. Raises what the runner raises.
     """
+    patience = patience or Patience()
     started = clock()
     rounds: list[Round] = []
     looks = list(plan.looks)
-    patience = plan.seconds / plan.looks[-1]
     while True:
-        rounds.append(runner.round(len(rounds), patience))
+        rounds.append(runner.round(len(rounds), plan.wait_seconds if patience.waits else 0.0))
         elapsed = (clock() - started) / NS
         tell(min(1.0, max(elapsed / plan.seconds, len(rounds) / plan.looks[-1])))
+        if len(rounds) == plan.looks[0]:
+            patience.waits = sum(r.quiet for r in rounds) >= plan.min_quiet_share * len(rounds)
+        if len(rounds) >= plan.looks[0] and not patience.waits:
+            if len(rounds) >= looks[0]:
+                looks.pop(0)
+                found = _overlapped(rounds, plan)
+                if found.is_faster(plan.margin) or found.is_not_faster(plan.margin) or not looks:
+                    return found
+            if elapsed >= plan.seconds:
+                return _overlapped(rounds, plan)
+            continue
         quiet, num_dropped = _steady([r for r in rounds if r.quiet], plan.drift)
         if looks and len(quiet) >= looks[0]:
             looks.pop(0)
@@ -147,11 +178,15 @@ def compare(
             break
     if len(quiet) >= plan.looks[0]:
         return _comparison(quiet, num_dropped, plan, provisional=False)
-    # Too few undisturbed rounds: the others count too, first those in which the machine was as usual, else all. Both
-    # subjects met the same disturbances, in turns, and the bounds are as wide as the ratios scatter.
+    return _overlapped(rounds, plan)
+
+
+def _overlapped(rounds: Sequence[Round], plan: Plan) -> Comparison:
+    """By all rounds, quiet or not: first those in which the machine was as usual, else all. Both subjects met the same
+    disturbances, in turns, and the bounds are as wide as the ratios scatter."""
     steady, num_dropped = _steady(rounds, plan.drift)
     if len(steady) < plan.looks[0]:
-        steady, num_dropped = rounds, 0
+        steady, num_dropped = list(rounds), 0
     return _comparison(steady, num_dropped, plan, provisional=True)
 
 
@@ -230,7 +265,7 @@ class LocalRunner:
     clock: Clock = time.perf_counter_ns
     sleep: Callable[[float], None] = time.sleep
     sample_ns: int = 2_000_000
-    """One sample is as many calls as fill this time, and at least one."""
+    """One sample is as many calls as fill this time, and at least one; of short calls, `_ENOUGH_CALLS` do."""
     _repeats: list[int] = field(default_factory=lambda: [0, 0])
 
     def round(self, number: int, patience_seconds: float) -> Round:
@@ -253,15 +288,21 @@ class LocalRunner:
         call(self.inputs[number % len(self.inputs)])  # brings its own code and weights back into the caches
         once = max(1, self.clock() - started)
         if not self._repeats[side]:
-            self._repeats[side] = max(1, min(_MAX_REPEATS, self.sample_ns // once))
+            sample_ns = min(self.sample_ns, max(_MIN_SAMPLE_NS, _ENOUGH_CALLS * once))
+            self._repeats[side] = max(1, min(_MAX_REPEATS, sample_ns // once))
         if once > 10 * self.sample_ns:
             return float(once)  # long enough: caches are a small part of it
         repeats = self._repeats[side]
         turn = [self.inputs[(number + 1 + i) % len(self.inputs)] for i in range(repeats)]
-        started = self.clock()
-        for inputs in turn:
-            call(inputs)
-        return max(1, self.clock() - started) / repeats
+        size = -(-repeats // _NUM_PARTS)
+        parts = []
+        for at in range(0, repeats, size):
+            part = turn[at : at + size]
+            started = self.clock()
+            for inputs in part:
+                call(inputs)
+            parts.append(max(1, self.clock() - started) / len(part))
+        return statistics.median(parts)
 
     def _time_reference(self) -> float:
         self.reference()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hone.kernels.statistics import CacheStatistics
 from hone.tuning.book import TunerCounters
+from hone.tuning.watch import Cause
 
 STATES = ("off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed")
+#: Why a generation is rolled back: by the watch, by a verdict that was measured again, by an operator.
+ROLLBACK_CAUSES = (*get_args(Cause), "measured again", "request")
 _REPORTED = {
     "candidates_built": "Candidates that were built",
     "candidates_measured": "Candidates that were measured",
@@ -34,7 +37,16 @@ class Tuning(Protocol):
     def num_queued(self) -> int: ...
 
     @property
+    def num_spared(self) -> int: ...
+
+    @property
+    def num_declined(self) -> Mapping[tuple[str, int], int]: ...
+
+    @property
     def cache_statistics(self) -> CacheStatistics: ...
+
+    @property
+    def cache_limit_bytes(self) -> int | None: ...
 
 
 class TuningCollector:
@@ -48,7 +60,13 @@ class TuningCollector:
         yield from _models(statuses)
         yield from _buckets(statuses)
         yield from _jobs(self._tuning.counters, self._tuning.num_queued)
-        yield from _cache(self._tuning.cache_statistics)
+        yield _declined(self._tuning.num_declined)
+        yield from _cache(self._tuning.cache_statistics, self._tuning.cache_limit_bytes)
+        yield GaugeMetricFamily(
+            "hone_cache_unkept_entries",
+            "Entries that the cache folder would not take: used from a temporary folder until the server stops",
+            value=self._tuning.num_spared,
+        )
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is declared ahead: all names begin with `hone_`, which nobody else uses."""
@@ -98,7 +116,9 @@ def _jobs(counters: TunerCounters, num_queued: int) -> Iterator[Metric]:
     yield GaugeMetricFamily("hone_tuning_queue", "Jobs that wait", value=num_queued)
     yield _counted("hone_tuning_jobs", "Jobs that ended", ["outcome", "reason"], counters.jobs)
     yield _counted("hone_tuning_specializations", "Specializations by outcome", ["outcome"], counters.specializations)
-    yield _counted("hone_tuning_rollbacks", "Generations that were rolled back", ["cause"], counters.num_rollbacks)
+    # A series that first appears with its first event hides that event from `increase`: so all causes are there, at 0.
+    rollbacks = dict.fromkeys(ROLLBACK_CAUSES, 0) | dict(counters.num_rollbacks)
+    yield _counted("hone_tuning_rollbacks", "Generations that were rolled back", ["cause"], rollbacks)
     for name, documentation in _REPORTED.items():
         yield CounterMetricFamily(f"hone_tuning_{name}", documentation, value=counters.report.get(name, 0.0))
     for name, documentation, value in (
@@ -114,14 +134,36 @@ def _jobs(counters: TunerCounters, num_queued: int) -> Iterator[Metric]:
     )
 
 
-def _cache(statistics: CacheStatistics) -> Iterator[Metric]:
+def _declined(counts: Mapping[tuple[str, int], int]) -> Metric:
+    family = CounterMetricFamily(
+        "hone_declined_executions",
+        "Executions whose inputs a tuned engine left to the baseline: an index out of range, a division by zero",
+        labels=["model", "version"],
+    )
+    for (model, version), count in dict(counts).items():
+        family.add_metric([model, str(version)], count)
+    return family
+
+
+def _cache(statistics: CacheStatistics, limit_bytes: int | None) -> Iterator[Metric]:
     counts = statistics.snapshot()
-    yield _counted("hone_cache_hits", "Entries found", ["kind"], counts.hits)
-    yield _counted("hone_cache_misses", "Entries not found, or not usable", ["kind", "reason"], counts.misses)
-    yield _counted("hone_cache_publishes", "Entries published", ["kind", "outcome"], counts.publishes)
+    yield _counted("hone_cache_hits", "Entries that the server looked for and found", ["kind"], counts.hits)
+    yield _counted(
+        "hone_cache_misses", "Entries that the server did not find, or could not use", ["kind", "reason"], counts.misses
+    )
+    yield _counted(
+        "hone_cache_publishes",
+        "Entries published by the server itself, not by its children",
+        ["kind", "outcome"],
+        counts.publishes,
+    )
     yield _counted("hone_cache_evictions", "Entries evicted", ["kind"], counts.evictions)
     yield CounterMetricFamily("hone_cache_discarded", "Corrupt entries taken away", value=counts.num_discarded)
     yield GaugeMetricFamily("hone_cache_bytes", "Size of all entries", value=counts.size_bytes)
+    limit = GaugeMetricFamily("hone_cache_limit_bytes", "Size that the cache is kept under, where there is a limit")
+    if limit_bytes is not None:
+        limit.add_metric([], limit_bytes)
+    yield limit
     yield GaugeMetricFamily("hone_cache_entries", "Number of entries", value=counts.num_entries)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hone.specialization import CPU
 from hone.tuning.budget import Budget
 from hone.tuning.child import WORKER_COMMAND
 from hone.tuning.settings import Mode
@@ -23,6 +24,10 @@ class TunerOptions:
     run_threads: int = 1
     """Threads that serving's engines use, and so the measured ones."""
     kernels_cache: Path = Path("kernels_cache")
+    spare: Path | None = None
+    """A temporary folder for what the cache cannot keep; see `kernels.spare`."""
+    upkeep_seconds: float = 10.0
+    """Between two tries to keep what could not be kept."""
     temporary_root: Path | None = None
     """Where tuning processes get temporary folders; None for the system's place."""
     cannot_build: str = ""
@@ -40,8 +45,12 @@ class TunerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device that models run on: its own name, its key's digest, and the key's fields for the child."""
+    """One device that models run on: its own name, its key's digest, the key's fields for the child, and the name that
+    serving's executors have for its kind."""
 
     name: str
     key: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = CPU
+    ordinal: int = 0
+    """CUDA's number of a GPU; the first of its kind is the one that children measure on."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from hone.specialization import Signature, VersionRef
+from hone.specialization import CPU, Signature, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.capture import Capture
 from hone.tuning.inputs import InputSet
@@ -15,7 +15,7 @@ from hone.tuning.options import TunerOptions
 from hone.tuning.ports import TunableVersion
 from hone.tuning.record import Bucket, Record
 from hone.tuning.settings import ModelTuning, model_tuning
-from hone.tuning.signatures import Traffic, wanted_signatures
+from hone.tuning.signatures import Traffic, values_of, wanted_signatures
 from hone.tuning.verdicts import Recalled
 
 KeyOf = Callable[[TunableVersion, ModelTuning, Signature, str], str]
@@ -26,6 +26,9 @@ class Memory(Protocol):
     """What the cache knows of specializations on one kind of device; see `verdicts.Verdicts`."""
 
     def recall(self, digest: str) -> Recalled: ...
+
+    def withdraw(self, digest: str) -> None:
+        """Forget a refusal."""
 
 
 class Planner:
@@ -41,9 +44,12 @@ class Planner:
         options: TunerOptions,
         *,
         capture: Capture,
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        """`kinds` are digests of device keys; `names` are what executors call them."""
         self._book = book
         self._kinds = kinds
+        self._names = names or {}
         self._memories = memories
         self._key_of = key_of
         self._traffic = traffic
@@ -71,7 +77,7 @@ class Planner:
             return []
         wanted = self._wanted(record)
         jobs = []
-        for device in self._kinds:
+        for device in self._kinds_of(record):
             tasks = []
             for signature in wanted:
                 if (device, signature) in record.buckets:
@@ -82,9 +88,66 @@ class Planner:
                 if mode is not None:
                     tasks.append(Task(signature, digest, mode))
             if tasks:
-                tasks.sort(key=lambda task: task.signature.rows)
                 jobs.append(Job(record.version.ref, device, tuple(tasks)))
         return jobs
+
+    def known(self, record: Record) -> None:
+        """Add buckets for what the cache holds, ready to be promoted, and for nothing else."""
+        if record.tuning.mode == "off":
+            return
+        for device in self._kinds_of(record):
+            for signature in self._wanted(record):
+                digest = self._key_of(record.version, record.tuning, signature, device)
+                known = self._memories[device].recall(digest)
+                if known.state == "passed":
+                    bucket = Bucket(device, signature, digest, "passed", verdict=dict(known.verdict))
+                    record.buckets.setdefault((device, signature), bucket)
+
+    def _kinds_of(self, record: Record) -> list[str]:
+        """Kinds of device that the version runs on."""
+        on = record.version.kinds
+        return [device for device in self._kinds if on is None or self._names.get(device, CPU) in on]
+
+    def anew(self, record: Record) -> list[Job]:
+        """Jobs that ask again for all that the version has: what is there already goes through the gate again, the rest
+        is made again. What serves goes on serving meanwhile. Who is quarantined stays out."""
+        if record.tuning.mode != "on":
+            return []
+        tasks: dict[str, list[Task]] = {}
+        for bucket in record.buckets.values():
+            memory = self._memories[bucket.device]
+            memory.withdraw(bucket.digest)
+            known = memory.recall(bucket.digest)
+            there = known.state in ("passed", "unproven")
+            if known.state == "quarantined" or (self._options.cannot_build and not there):
+                continue
+            if not bucket.generation:
+                bucket.outcome, bucket.reason, bucket.verdict = "", "", {}
+            tasks.setdefault(bucket.device, []).append(
+                Task(bucket.signature, bucket.digest, "gate" if there else "build")
+            )
+        return [Job(record.version.ref, device, tuple(found)) for device, found in tasks.items()]
+
+    def gain(self, job: Job) -> float:
+        """Traffic share times time: the share of all engine time that the job may shorten."""
+        values = self._values(job)
+        return sum(values[task.signature] for task in job.tasks)
+
+    def ordered(self, job: Job) -> Job:
+        """With the most valuable first; of those worth the same, smaller batches."""
+        values = self._values(job)
+        tasks = sorted(job.tasks, key=lambda task: (-values[task.signature], task.signature.rows))
+        return replace(job, tasks=tuple(tasks))
+
+    def _values(self, job: Job) -> dict[Signature, float]:
+        """Of the job's signatures. Traffic that a bucket takes which is not in the job is not counted."""
+        record = self._book.records.get(job.ref)
+        signatures = dict.fromkeys(task.signature for task in job.tasks)
+        batching = record is not None and record.version.max_batch_size > 0
+        others = () if record is None else (sig for device, sig in record.buckets if device == job.device)
+        shares = self._traffic.shares(job.ref.model, job.ref.version)
+        values = values_of([*signatures, *others], shares, batching=batching)
+        return {signature: values[signature] for signature in signatures}
 
     def forget_failures(self, record: Record) -> None:
         """Let failed and unfinished specializations be tried again; verdicts stand."""

@@ -26,7 +26,18 @@ class TunableVersion:
     samples: Callable[[], Sequence[InputSet]] = lambda: ()
     """Real inputs: warm-up data, and captured requests where capture is on. Called on the tuner's thread."""
     graph_level: int = 0
+    kinds: frozenset[str] | None = None
+    """Kinds of device that its instances run on, by the name that executors have for them; None for all."""
+    baseline_gpu: int | None = None
+    """Ordinal of the GPU that the baseline runs on in the child; None for the CPU."""
+    baseline_threads: int = 1
     """How the baseline's session is made, so that the child's is the same."""
+    num_instances: int = 1
+    """Executions that run side by side; they share the threads out among themselves."""
+
+    def threads_of(self, num_threads: int) -> int:
+        """Of so many threads, those of one instance."""
+        return max(1, num_threads // self.num_instances)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from hone.errors import HoneError
@@ -39,8 +39,10 @@ def prepare(
     tuning: ModelTuning,
     samples: Sequence[InputSet],
     load: EngineLoader,
+    running: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Specialization | Refused:
     """An engine ready to serve. `domains` is what the artifact's manifest says of made-up inputs: a domain for each.
+    Inside `running()` its code runs.
 
     The caller holds a lease on the version's baseline. Raises nothing; a refused engine is closed again.
     """
@@ -48,10 +50,11 @@ def prepare(
     if inputs is None:
         return Refused("there are no inputs to check its outputs with; give model_warmup data")
     try:
-        engine = load(bucket.digest, bucket.device, version)
+        with running():
+            engine = load(bucket.digest, bucket.device, version)
     except HoneError as problem:
         return Refused(f"it could not be loaded: {problem}")
-    refused = _check(engine, inputs, version, tuning)
+    refused = _check(engine, inputs, version, tuning, running)
     if refused is not None:
         with suppress(HoneError):
             engine.close()
@@ -66,13 +69,20 @@ def prepare(
     )
 
 
-def _check(engine: Engine, inputs: InputSet, version: TunableVersion, tuning: ModelTuning) -> Refused | None:
+def _check(
+    engine: Engine,
+    inputs: InputSet,
+    version: TunableVersion,
+    tuning: ModelTuning,
+    running: Callable[[], AbstractContextManager[None]],
+) -> Refused | None:
     names = [spec.name for spec in version.outputs]
     try:
         expected = version.baseline.instantiate().run(inputs.arrays, names)
-        instance = engine.instantiate()
-        for _ in range(_NUM_WARM):
-            found = instance.run(inputs.arrays, names)
+        with running():
+            instance = engine.instantiate()
+            for _ in range(_NUM_WARM):
+                found = instance.run(inputs.arrays, names)
     except HoneError as problem:
         return Refused(f"it failed when it was warmed: {problem}")
     checks = check_outputs(

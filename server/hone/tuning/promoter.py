@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
-from hone.specialization import Specialization, VersionRef
+from hone.specialization import CPU, Specialization, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.inputs import InputSet
 from hone.tuning.planner import Memory
 from hone.tuning.ports import EngineLoader, Promotion, TunableVersion
-from hone.tuning.probation import Death, Probation
+from hone.tuning.probation import Death, Probation, Served
 from hone.tuning.promote import Refused, prepare
 from hone.tuning.record import Bucket, Record
 from hone.tuning.watch import Incident, Watch, Watched
 
 _log = logging.getLogger(__name__)
 
-#: Causes that keep an artifact out the first time; slowness and unexplained deaths do so the second time.
+#: Causes that keep an artifact out the first time; the others do so the second time: slowness, unexplained deaths, and
+#: deaths of a fault in what had served long without one.
 _AT_ONCE = frozenset({"error", "outputs", "fault"})
 
 
@@ -46,9 +49,12 @@ class Promoter:
         watch: Watch,
         samples: Callable[[TunableVersion], Sequence[InputSet]],
         probation: Probation,
+        kinds: Mapping[str, str],
         remeasure_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`kinds`: digest of a device key -> the name that serving's executors have for that kind of device."""
+        self._kinds = kinds
         self._book = book
         self._promotion = promotion
         self._memories = memories
@@ -62,12 +68,20 @@ class Promoter:
 
     # --- into service
 
-    def promote(self, ref: VersionRef) -> None:
-        """Load and warm all that passed and does not serve yet; then make it current, in one step for each device."""
+    def promote(self, ref: VersionRef, *, only: Container[str] | None = None, but: Container[str] = ()) -> None:
+        """Load and warm all that passed and does not serve yet (`only` these artifacts, all `but` these); then make it
+        current, in one step for each kind of device: a wave."""
         record = self._book.records.get(ref)
         if record is None or record.held:
             return
-        waiting = [b for b in record.buckets.values() if b.outcome == "passed" and not b.generation]
+        waiting = [
+            bucket
+            for bucket in record.buckets.values()
+            if bucket.outcome == "passed"
+            and not bucket.generation
+            and bucket.digest not in but
+            and (only is None or bucket.digest in only)
+        ]
         for device in dict.fromkeys(bucket.device for bucket in waiting):
             began = self._clock()
             self._promote_on(record, device, [bucket for bucket in waiting if bucket.device == device])
@@ -76,32 +90,34 @@ class Promoter:
     def _promote_on(self, record: Record, device: str, waiting: Sequence[Bucket]) -> None:
         ref = record.version.ref
         with self._promotion.lease(ref) as held:
-            ready = self._prepared(record, waiting) if held else []
+            ready = self._prepared(record, device, waiting) if held else []
         if not ready:
             return
-        for one in ready:
-            self._probation.begin(one.artifact, device)
         swapping = self._clock()
         generations = self._promotion.promote(ref, ready)
         self._book.counters.swap_seconds += self._clock() - swapping
         if generations is None:  # unloaded or reloaded meanwhile: nobody took the engines
             for one in ready:
-                self._probation.end(one.artifact, device)
+                self._probation.end(one.mark)
                 one.engine.close()
             return
         for one in ready:
             self._promoted(record, device, one, generations[one.signature])
 
-    def _prepared(self, record: Record, waiting: Sequence[Bucket]) -> list[Specialization]:
+    def _prepared(self, record: Record, device: str, waiting: Sequence[Bucket]) -> list[Specialization]:
         ready = []
         samples = self._samples(record.version)
-        for bucket in waiting:
-            known = self._memories[bucket.device].recall(bucket.digest)
+        model = record.version.ref.model
+        served = [Served(bucket.digest, device, f"{model} {bucket.signature.text}") for bucket in waiting]
+        for bucket, mark in zip(waiting, self._probation.begin(served), strict=True):
+            known = self._memories[device].recall(bucket.digest)
             told = known.entry.manifest.get("domains") if known.entry is not None else None
-            made = prepare(bucket, told, record.version, record.tuning, samples, self._load)
+            running = partial(self._probation.board.running, mark)
+            made = prepare(bucket, told, record.version, record.tuning, samples, self._load, running)
             if isinstance(made, Specialization):
-                ready.append(made)
+                ready.append(replace(made, device=self._kinds.get(device, CPU), mark=mark))
             else:
+                self._probation.end(mark)
                 self._refuse(record, bucket, made)
         return ready
 
@@ -114,7 +130,7 @@ class Promoter:
     def _promoted(self, record: Record, device: str, one: Specialization, generation: int) -> None:
         version, tuning = record.version, record.tuning
         bucket = record.buckets[device, one.signature]
-        bucket.generation, bucket.reason = generation, ""
+        bucket.generation, bucket.reason = generation, str(bucket.verdict.get("note", ""))
         self._book.counters.num_promotions += 1
         speedup = bucket.verdict.get("speedup")
         self._book.note(record, "promoted", signature=one.signature.text, generation=generation, speedup=speedup)
@@ -130,6 +146,7 @@ class Promoter:
                 tuning.precision,
                 tuning.tolerance,
                 version.max_batch_size > 0,
+                one.mark,
             )
         )
         if bucket.provisional:
@@ -170,7 +187,7 @@ class Promoter:
 
     def _forget(self, ref: VersionRef, generation: int | None) -> None:
         for watched in self._watch.end(ref, generation):
-            self._probation.end(watched.artifact, watched.device)
+            self._probation.end(watched.mark)
 
     # --- the watch
 
@@ -179,13 +196,13 @@ class Promoter:
         for incident in incidents:
             self._handle(incident)
         for watched in passed:
-            self._probation.end(watched.artifact, watched.device)
+            self._probation.passed(watched.mark)
 
     def _handle(self, incident: Incident) -> None:
         """The generation was rolled back already; see to it that it does not come back, and tell."""
         watched = incident.watched
         self._book.counters.num_rollbacks[incident.cause] += 1
-        self._probation.end(watched.artifact, watched.device)
+        self._probation.end(watched.mark)
         out = self._keep_out(watched.artifact, watched.device, incident.cause, incident.reason)
         _log.warning(
             "%s %s: rolled back to what served before: %s",
@@ -209,15 +226,20 @@ class Promoter:
     # --- who is kept out
 
     def blame(self, deaths: Sequence[Death]) -> None:
-        """Hold the deaths of servers against what they had on probation."""
+        """Hold the deaths of servers against what they ran then; where that is not known, against all that was on
+        probation, though not at once."""
         for death in deaths:
-            for artifact, device in death.artifacts:
-                if death.fault:
-                    reason = f"a server died of a fault while it was on probation: {death.fault}"
-                    self._keep_out(artifact, device, "fault", reason)
-                else:
-                    reason = "two servers died, unexplained, while it was on probation"
-                    self._keep_out(artifact, device, "death", reason)
+            for one in death.blamed:
+                when = "on probation" if one.on_probation else "long after its probation"
+                reason = f"a server died of {death.fault} while it ran, {when}"
+                self._hold_against(one, "fault" if one.on_probation else "late fault", reason)
+            for one in death.others if not death.blamed else ():
+                of = f"of {death.fault}, though not while it ran," if death.fault else "without a word"
+                self._hold_against(one, "death", f"two servers died {of} while it was on probation")
+
+    def _hold_against(self, one: Served, cause: str, reason: str) -> None:
+        what = "quarantined" if self._keep_out(one.artifact, one.scope, cause, reason) else "the next time quarantined"
+        _log.error("%s %s (artifact %s): %s", what, one.name or "a tuned module", one.artifact[:12], reason)
 
     def _keep_out(self, artifact: str, device: str, cause: str, reason: str) -> bool:
         """Whether the artifact is kept out from now on."""

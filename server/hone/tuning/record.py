@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hone.specialization import Signature
+from hone.tuning.holding import PAUSED
 from hone.tuning.ports import TunableVersion
 from hone.tuning.settings import ModelTuning
 
@@ -14,10 +15,6 @@ State = Literal["off", "queued", "tuning", "paused", "tuned", "baseline", "unsup
 Outcome = Literal["", "passed", "refused", "unsupported", "failed", "quarantined"]
 
 _MAX_HISTORY = 100
-
-#: Why a version is held: nothing is tuned or promoted until somebody starts it again.
-PAUSED, CANCELLED = "paused", "cancelled"
-PINNED, ROLLED_BACK = "pinned to the baseline", "rolled back on request"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,12 +43,15 @@ class Bucket:
     def to_json(self) -> dict[str, Any]:
         return {
             "signature": self.signature.text,
+            "artifact": self.digest,
             "engine": "tvm" if self.generation else "onnxruntime",
             "generation": self.generation,
             "baseline_ms": self.verdict.get("baseline_ms"),
             "tuned_ms": self.verdict.get("tuned_ms"),
             "speedup": self.verdict.get("speedup"),
             "max_error": self.verdict.get("max_error"),
+            "tolerance": self.verdict.get("tolerance"),
+            "plans": self.verdict.get("plans") or {},
             "provisional": self.provisional or self.inconclusive,
             "outcome": self.outcome,
             "reason": self.reason,
@@ -77,6 +77,8 @@ class Record:
     """Signatures of its real inputs; None until they were looked at."""
     remeasure_at: float = 0.0
     num_remeasured: int = 0
+    job: dict[str, Any] = field(default_factory=dict)
+    """While a child works on it: what its search has tried so far, and the time that it has left."""
 
     def bucket(self, device: str, signature: Signature) -> Bucket | None:
         return self.buckets.get((device, signature))
@@ -114,6 +116,7 @@ class Record:
             "state": self.state,
             "progress": round(self.progress, 4),
             "reason": self.reason,
+            "job": dict(self.job),
             "buckets": [bucket.to_json() for bucket in self.buckets.values()],
             "history": list(self.history),
         }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from hone.engines.onnxruntime import OnnxRuntimeEngine
+from hone.engines.placed import PlacedEngine
 from hone.errors import HoneError
 from hone.protos import config_pb
 from hone.repository import warmup_samples
-from hone.serving.model import ServedModel
+from hone.serving.model import ServedModel, num_instances
 from hone.serving.registry import ModelRegistry
+from hone.specialization import CPU
 from hone.tuning.inputs import InputSet
 from hone.tuning.ports import TunableVersion
+from hone.types import Engine
 
 #: Name of the accelerator in `optimization.execution_accelerators` whose parameters are tuning's.
 ACCELERATOR = "tvm"
@@ -20,8 +24,10 @@ ACCELERATOR = "tvm"
 class ServedVersions:
     """See `ports.ServedModels`. The same version of a model is the same object from one look to the next."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, precisions: Mapping[str, str] | None = None) -> None:
+        """`precisions`: what models that say nothing have on a kind of device, where it is not float32."""
         self._registry = registry
+        self._precisions = precisions or {}
         self._known: WeakKeyDictionary[ServedModel, TunableVersion] = WeakKeyDictionary()
 
     def tunable(self) -> Sequence[TunableVersion]:
@@ -35,11 +41,32 @@ class ServedVersions:
                 path=model.definition.versions[model.version],
                 baseline=model.slot.baseline.engine,
                 max_batch_size=model.config.max_batch_size,
-                parameters=accelerator_parameters(model.config),
+                parameters=self._parameters(model),
                 samples=_Samples(model),
                 graph_level=model.config.optimization.graph.level,
+                kinds=frozenset(kind for kind, _ in model.places),
+                baseline_gpu=_gpu(model.slot.baseline.engine),
+                baseline_threads=_num_threads(model.slot.baseline.engine),
+                num_instances=num_instances(model.config),
             )
         return known
+
+    def _parameters(self, model: ServedModel) -> dict[str, str]:
+        gpus = [kind for kind, _ in model.places if kind != CPU]
+        parameters = accelerator_parameters(model.config, gpu=bool(gpus))
+        if gpus and gpus[0] in self._precisions:
+            parameters.setdefault("precision", self._precisions[gpus[0]])
+        return parameters
+
+
+def _num_threads(engine: Engine) -> int:
+    engine = engine.first if isinstance(engine, PlacedEngine) else engine
+    return engine.num_threads if isinstance(engine, OnnxRuntimeEngine) else 1
+
+
+def _gpu(engine: Engine) -> int | None:
+    """Of those that the baseline runs on, the first: that is where the child measures."""
+    return engine.first_ordinal if isinstance(engine, PlacedEngine) else None
 
 
 class _Samples:
@@ -60,9 +87,11 @@ class _Samples:
         return [InputSet(sample.name, dict(sample.inputs)) for sample in samples]
 
 
-def accelerator_parameters(config: config_pb.ModelConfig) -> dict[str, str]:
-    """Parameters of the CPU accelerator named `tvm`; none where the configuration has no such accelerator."""
-    for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
+def accelerator_parameters(config: config_pb.ModelConfig, *, gpu: bool = False) -> dict[str, str]:
+    """Parameters of the accelerator named `tvm`, of the GPU where the model runs on one; none where the configuration
+    has no such accelerator."""
+    accelerators = config.optimization.execution_accelerators
+    for accelerator in accelerators.gpu_execution_accelerator if gpu else accelerators.cpu_execution_accelerator:
         if accelerator.name == ACCELERATOR:
             return dict(accelerator.parameters)
     return {}

@@ -94,6 +94,22 @@ def _fixed_signature(inputs: Sequence[TensorSpec], *, batching: bool) -> Signatu
     return Signature.of(shapes) if shapes else None
 
 
+def values_of(
+    buckets: Iterable[Signature], shares: Mapping[Signature, float], *, batching: bool
+) -> dict[Signature, float]:
+    """What each specialization is worth: the sum of the shares of live signatures that it would run. Those are its own
+    and, where the model batches, smaller batches that no smaller bucket holds."""
+    values = dict.fromkeys(buckets, 0.0)
+    for live, share in shares.items():
+        if live in values:
+            values[live] += share
+        elif batching:
+            holding = [bucket for bucket in values if bucket.rows > live.rows and bucket.with_rows(live.rows) == live]
+            if holding:
+                values[min(holding, key=lambda bucket: bucket.rows)] += share
+    return values
+
+
 class SpaceSaving:
     """The most frequent keys of a stream in fixed memory.
 
@@ -106,27 +122,34 @@ class SpaceSaving:
         if capacity < 1:
             raise ValueError(f"capacity: expected 1 or more, found {capacity}")
         self._capacity = capacity
-        self._counts: dict[Any, list[float]] = {}  # key -> [count, how much of it may be others']
+        # key -> [count, how much of it may be others', sum of what came with it since it was counted here]
+        self._counts: dict[Any, list[float]] = {}
         self.total = 0.0
 
-    def add(self, key: Any, weight: float = 1.0) -> None:
+    def add(self, key: Any, weight: float = 1.0, value: float = 0.0) -> None:
+        """Count a key; the values that come with a key are summed up."""
         self.total += weight
         counted = self._counts.get(key)
         if counted is not None:
             counted[0] += weight
+            counted[2] += value
         elif len(self._counts) < self._capacity:
-            self._counts[key] = [weight, 0.0]
+            self._counts[key] = [weight, 0.0, value]
         else:
             least = min(self._counts, key=lambda kept: self._counts[kept][0])
             inherited = self._counts.pop(least)[0]
-            self._counts[key] = [inherited + weight, inherited]
+            self._counts[key] = [inherited + weight, inherited, value]
 
     def frequent(self, min_share: float) -> list[tuple[Any, float]]:
         """Keys that surely make up at least this share of the stream, the most frequent first, with that sure share."""
         if not self.total:
             return []
-        sure = ((key, (count - error) / self.total) for key, (count, error) in self._counts.items())
+        sure = ((key, (count - error) / self.total) for key, (count, error, _) in self._counts.items())
         return sorted((pair for pair in sure if pair[1] >= min_share), key=lambda pair: -pair[1])
+
+    def sums(self) -> dict[Any, float]:
+        """The sum of the values of each key that is counted."""
+        return {key: counted[2] for key, counted in self._counts.items()}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -156,7 +179,7 @@ class Traffic:
                 if len(self._models) >= self._max_models:
                     return
                 counted = self._models[model, version] = _ModelTraffic(SpaceSaving(self._capacity))
-            counted.signatures.add(signature)
+            counted.signatures.add(signature, value=seconds)
             counted.seconds += seconds
             self._total_seconds += seconds
 
@@ -173,6 +196,14 @@ class Traffic:
             if counted is None or self._total_seconds <= 0:
                 return 0.0
             return counted.seconds / self._total_seconds
+
+    def shares(self, model: str, version: int) -> dict[Signature, float]:
+        """Share of all engine time that went into each of a version's frequent signatures."""
+        with self._lock:
+            counted = self._models.get((model, version))
+            if counted is None or self._total_seconds <= 0:
+                return {}
+            return {key: seconds / self._total_seconds for key, seconds in counted.signatures.sums().items()}
 
     def frequent(self, model: str, version: int, *, min_share: float = 0.02, min_count: int = 20) -> list[Signature]:
         """Signatures seen often enough to be worth a specialization, the most frequent first."""

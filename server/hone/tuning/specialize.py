@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings, configure_thread_pool
+from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
 from hone.errors import HoneError
 from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.domains import derive_domains
 from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
-from hone.tuning.measure import Comparison, NotMeasured, Plan
+from hone.tuning.measure import Clock, Comparison, NotMeasured, Patience, Plan
+from hone.tuning.plans import InstancesOf, better, measure_plans
 from hone.tuning.samples import unpack
 from hone.tuning.trial import NoTrial, Trial, gather
 from hone.tuning.wire import Message
@@ -46,6 +47,12 @@ class Compiled:
     publish: Callable[[Mapping[str, Any]], str]
     report: Mapping[str, Any] = field(default_factory=dict)
     """What making it took: candidates built, measured and failed, seconds of compiling and measuring."""
+    note: str = ""
+    """What its users should know: which layers do not have the precision asked for, say."""
+    clock: Clock = time.perf_counter_ns
+    """What its runs are measured by."""
+    instances_of: InstancesOf | None = None
+    """Instances that so many threads run; None where threads are no choice (a GPU)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,7 @@ class Work:
     cache_bytes: int
     samples: Sequence[InputSet]
     activity: Callable[[], Activity]
+    patience: Patience = field(default_factory=Patience)
 
     @classmethod
     def from_spec(cls, spec: Message) -> Work:
@@ -124,16 +132,22 @@ def run(spec: Message, emit: Emit) -> None:
     """The whole job, with the real compiler and the real cache."""
     from hone.tuning.compile import open_compiler
 
-    configure_thread_pool(int(spec["run_threads"]))
     compile_step, ledger = open_compiler(spec)
     specialize_all(spec, emit, compile_step, ledger)
 
 
+def baseline_settings(spec: Message) -> SessionSettings:
+    """As the server made its own."""
+    threads = int(spec.get("baseline_threads", 1))
+    gpu = spec.get("baseline_gpu")
+    return SessionSettings(int(spec.get("graph_level", 0)), threads, fit_threads=False, gpu=gpu)
+
+
 def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Ledger) -> None:
-    """Every task of the job in order, smaller batches first. Raises what only a broken model file or job can raise."""
+    """Every task of the job in order. Raises what only a broken model file or job can raise."""
     work = Work.from_spec(spec)
     emit("stage", stage="loading the baseline", progress=0.0)
-    baseline = OnnxRuntimeEngine.load(work.path, SessionSettings(graph_level=work.graph_level))
+    baseline = OnnxRuntimeEngine.load(work.path, baseline_settings(spec))
     tasks = spec["tasks"]
     began = time.monotonic()
     passed_rows: list[int] = [int(rows) for rows in spec.get("passed_rows", ())]
@@ -235,9 +249,13 @@ class _Specializing:
             activity=self.work.activity,
             tell=self._tell_measuring,
             plan=Plan(seconds=_PLAN_SECONDS, margin=self.work.margin),
+            patience=self.work.patience,
+            clock=compiled.clock,
         )
         verdict = self._verdict(trial)
         told = verdict.to_json()
+        if compiled.note:
+            told["note"] = compiled.note
         if not verdict.passed:
             # What the machine's noise decided is asked again when it rests; what the numbers say is remembered.
             told["inconclusive"] = not verdict.is_certain
@@ -249,6 +267,7 @@ class _Specializing:
             self.told(_CHECK_SHARE, "measuring padded batches", paced=True)
             min_rows = trial.smallest_padded(self.below)
         told["min_rows"] = min_rows if batching else 0
+        told["plans"] = self._plans(compiled, trial)
         manifest = {
             "verdict": told,
             "signature": self.signature.to_json(),
@@ -259,7 +278,7 @@ class _Specializing:
         problem = compiled.publish(manifest)
         if problem:
             return _outcome("failed", f"it passed, and could not be kept: {problem}", verdict=told)
-        return _outcome("passed", "", verdict=told, report=compiled.report)
+        return _outcome("passed", compiled.note, verdict=told, report=compiled.report)
 
     def _verdict(self, trial: Trial) -> Verdict:
         checks = trial.check()
@@ -270,6 +289,20 @@ class _Specializing:
             except HoneError as problem:
                 measured = NotMeasured(f"it failed while it was measured: {problem}")
         return judge(checks, measured, self.work.margin)
+
+    def _plans(self, compiled: Compiled, trial: Trial) -> dict[str, Any]:
+        """What instances and threads give, and which plan is better for which objective."""
+        if compiled.instances_of is None:
+            return {}
+        self.told(_CHECK_SHARE, "measuring instances against threads", paced=True)
+        names = [spec.name for spec in self.baseline.outputs]
+        rows = self.signature.rows if self.work.max_batch_size > 0 else 0
+        try:
+            plans = measure_plans(compiled.instances_of, trial.inputs(), names, rows, self.work.run_threads)
+        except HoneError as problem:
+            return {"problem": str(problem)}
+        objectives = {objective: better(plans, objective) for objective in ("latency", "throughput")}
+        return {objective: plan.to_json() for objective, plan in objectives.items() if plan is not None}
 
     def _tell_compiling(self, share: float, stage: str, /, **details: Any) -> None:
         self.told(share * _COMPILE_SHARE, stage, **details)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,9 +13,11 @@ from hone.tuning.domains import NoDomain
 from hone.tuning.gate import OutputCheck, check_outputs
 from hone.tuning.inputs import Domains, InputSet, aligned_copy, draw_many, first_rows, narrower, pad_rows, rotation
 from hone.tuning.measure import (
+    Clock,
     Comparison,
     Inputs,
     LocalRunner,
+    Patience,
     Plan,
     Reference,
     compare,
@@ -120,6 +123,9 @@ class Trial:
     activity: Callable[[], Activity] = lambda: Activity(0, 0)
     tell: Callable[[float], None] = lambda share: None
     plan: Plan = field(default_factory=Plan)
+    patience: Patience = field(default_factory=Patience)
+    """Of all comparisons of one child: what one learned of the load holds for the next."""
+    clock: Clock = time.perf_counter_ns
     _rotating: list[Inputs] = field(default_factory=list)
     _reference: Reference | None = None
 
@@ -198,14 +204,15 @@ class Trial:
         runner = LocalRunner(
             baseline,
             candidate,
-            self._inputs(),
+            self.inputs(),
             activity=self.activity,
             reference=self._reference,
             settle=wait_for_idle_threads,
+            clock=self.clock,
         )
-        return compare(runner, plan, tell=self.tell)
+        return compare(runner, plan, patience=self.patience, tell=self.tell)
 
-    def _inputs(self) -> list[Inputs]:
+    def inputs(self) -> list[Inputs]:
         if not self._rotating:
             domains = self.evidence.domains
             sets: Sequence[InputSet] = (

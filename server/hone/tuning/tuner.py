@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,20 +16,21 @@ from hone.errors import InvalidRequest
 from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
+from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds
 from hone.tuning.jobs import Devices, Job, JobQueue
-from hone.tuning.maker import Maker, jobs_to_ask_again
+from hone.tuning.maker import MAX_REMEASURED, Maker, jobs_to_ask_again
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.planner import KeyOf, Memory, Planner, newest_of
 from hone.tuning.ports import EngineLoader, Promotion, ServedModels, TunableVersion
 from hone.tuning.probation import Probation
 from hone.tuning.promoter import Promoter, Quarantine
-from hone.tuning.record import CANCELLED, PAUSED, PINNED, ROLLED_BACK, Record
+from hone.tuning.record import Record
 from hone.tuning.signatures import Traffic
 from hone.tuning.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-ACTIONS = ("start", "pause", "cancel", "roll_back", "pin_baseline")
+ACTIONS = ("start", "retune", *HOLDS)
 
 _TICK_SECONDS = 1.0
 _WATCH_TICK_SECONDS = 0.1
@@ -59,12 +61,14 @@ class Tuner:
         probation: Probation,
         traffic: Traffic,
         options: TunerOptions,
+        holds: OperatorHolds | None = None,
         activity: Callable[[], Activity] = lambda: Activity(0, 0),
         activity_descriptor: int | None = None,
         listener: Callable[[dict[str, Any]], None] = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], str] = _utc_now,
         num_cores: int | None = None,
+        upkeep: Callable[[], object] = lambda: None,
     ) -> None:
         self._models = models
         self._traffic = traffic
@@ -75,10 +79,18 @@ class Tuner:
         self._clock = clock
         self._devices = Devices([(device.name, device.key) for device in devices])
         self._book = Book(utc, listener)
-        self._queue = JobQueue(self._gain)
+        self._holds = holds or OperatorHolds(None)
         self._planner = Planner(
-            self._book, self._devices.kinds, memories, key_of, traffic, options, capture=watch.capture
+            self._book,
+            self._devices.kinds,
+            memories,
+            key_of,
+            traffic,
+            options,
+            capture=watch.capture,
+            names={device.key: device.kind for device in devices},
         )
+        self._queue = JobQueue(self._planner.gain)
         self._promoter = Promoter(
             self._book,
             promotion,
@@ -88,6 +100,7 @@ class Tuner:
             watch=watch,
             samples=self._planner.samples,
             probation=probation,
+            kinds={device.key: device.kind for device in devices},
             remeasure_seconds=options.remeasure_seconds,
             clock=clock,
         )
@@ -97,6 +110,7 @@ class Tuner:
             self._promoter,
             options=options,
             device_fields={device.key: device.fields for device in devices},
+            ordinals={device.key: device.ordinal for device in reversed(devices)},
             num_cores=num_cores or len(os.sched_getaffinity(0)),
             attend=self.attend,
             samples=self._planner.samples,
@@ -104,11 +118,12 @@ class Tuner:
             activity_descriptor=activity_descriptor,
             clock=clock,
         )
-        self._commands: deque[tuple[Place, str]] = deque()
+        self._commands: deque[tuple[Place, str, Future[None]]] = deque()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._next_look = self._next_frequent = float("-inf")
+        self._upkeep = upkeep
+        self._next_look = self._next_frequent = self._next_upkeep = float("-inf")
         self._quiet_since = clock()
         self._last_activity = activity()
 
@@ -127,6 +142,8 @@ class Tuner:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 return False
+        while self._commands:
+            self._commands.popleft()[2].set_result(None)
         self._probation.close()
         return True
 
@@ -141,12 +158,14 @@ class Tuner:
     def statuses(self) -> list[dict[str, Any]]:
         return self._book.statuses()
 
-    def act(self, model: str, version: str, action: str) -> None:
-        """Takes effect soon. Raises NotFound, and InvalidRequest for an unknown action."""
+    def act(self, model: str, version: str, action: str) -> Future[None]:
+        """See `specialization.TuningControl`."""
         if action not in ACTIONS:
             raise InvalidRequest(f"unknown tuning action '{action}', expected one of {', '.join(ACTIONS)}")
-        self._commands.append((self._book.place_of(model, version), action))
+        done: Future[None] = Future()
+        self._commands.append((self._book.place_of(model, version), action, done))
         self._wake.set()
+        return done
 
     @property
     def counters(self) -> TunerCounters:
@@ -180,7 +199,7 @@ class Tuner:
         device, job = taken
         self._devices.acquire(device)
         try:
-            self._maker.make(job)
+            self._maker.make(self._planner.ordered(job))
         finally:
             self._devices.release(device)
         self._finish(job.ref)
@@ -195,6 +214,9 @@ class Tuner:
             self._next_look = now + _TICK_SECONDS
             self._follow_models()
         self._promoter.follow_watch(idle=self._maker.is_idle)
+        if now >= self._next_upkeep and self._maker.is_idle:  # a child may be using what would move
+            self._next_upkeep = now + self._options.upkeep_seconds
+            self._upkeep()
         if now >= self._next_frequent:
             self._next_frequent = now + self._options.frequent_interval_seconds
             for record in list(self._book.records.values()):
@@ -215,16 +237,15 @@ class Tuner:
         if record is not None:
             self._settle(record)
 
-    def _gain(self, job: Job) -> float:
-        """Traffic share times time: the share of all engine time that the job may shorten."""
-        return self._traffic.time_share(job.ref.model, job.ref.version)
-
     # --- models
 
     def _follow_models(self) -> None:
         served = {version.ref: version for version in self._models.tunable()}
+        places = {(ref.model, ref.version) for ref in served}
         for ref in [ref for ref in self._book.records if ref not in served]:
             self._leave(ref)
+            if (ref.model, ref.version) in places:
+                self._holds.drop(ref)  # it was meant for the graph that is replaced
         for ref, version in served.items():
             record = self._book.records.get(ref)
             if record is None:
@@ -237,7 +258,16 @@ class Tuner:
             self._leave(old)
         record = self._book.records[version.ref] = Record(version)
         self._planner.configure(record)
-        self._plan(record)
+        held = self._holds.get(version.ref)
+        if not held:
+            self._plan(record)
+            return
+        if held in KEEPING:  # what served when it was held goes on serving
+            self._planner.known(record)
+            self._promoter.promote(version.ref)
+        record.held = held
+        self._book.note(record, "held", reason=held)
+        self._settle(record)
 
     def _renew(self, record: Record, version: TunableVersion) -> None:
         """The same graph with another configuration: specializations stay where the settings allow it."""
@@ -247,7 +277,7 @@ class Tuner:
             self._drop(record, "its tuning settings changed")
             record.buckets.clear()
         self._plan(record)
-        self._promoter.promote(record.version.ref)
+        self._promoter.promote(record.version.ref, but=self._maker.at_work(record.version.ref))
         self._settle(record)
 
     def _leave(self, ref: VersionRef) -> None:
@@ -265,7 +295,7 @@ class Tuner:
         for job in self._planner.wants(record):
             self._queue.put(job)
         if len(record.buckets) != num_buckets or record.state == "queued":
-            self._promoter.promote(record.version.ref)
+            self._promoter.promote(record.version.ref, but=self._maker.at_work(record.version.ref))
             self._settle(record)
 
     def _settle(self, record: Record) -> None:
@@ -294,30 +324,44 @@ class Tuner:
 
     def _follow_commands(self) -> None:
         while self._commands:
-            place, action = self._commands.popleft()
-            record = self._book.at(place)
-            if record is None:
-                continue
-            if action == "start":
-                self._release(record)
-            else:
-                self._hold(record, action)
-            self._book.tell(record)
+            place, action, done = self._commands.popleft()
+            try:
+                record = self._book.at(place)
+                if record is not None:
+                    self._follow(record, action)
+                    self._book.tell(record)
+            finally:
+                done.set_result(None)
 
-    def _release(self, record: Record) -> None:
-        """Tune it (again): what was held goes on, what failed is tried again with fresh time; verdicts stand."""
+    def _follow(self, record: Record, action: str) -> None:
+        if action in HOLDS:
+            self._hold(record, action)
+            return
         record.held = ""
-        record.spent_seconds = 0.0
-        self._planner.forget_failures(record)
-        self._book.note(record, "started")
+        self._holds.drop(record.version.ref)
+        record.spent_seconds, record.num_remeasured, record.remeasure_at = 0.0, 0, 0.0
+        if action == "retune":
+            self._retune(record)
+        else:
+            self._planner.forget_failures(record)
+            self._book.note(record, "started")
         record.state = "queued"
         self._plan(record)
 
+    def _retune(self, record: Record) -> None:
+        """Ask again for everything, whatever was said before."""
+        self._maker.cancel(record.version.ref, "it is to be tuned anew")
+        self._queue.cancel(record.version.ref)
+        self._book.note(record, "retuned")
+        for job in self._planner.anew(record):
+            self._queue.put(job)
+
     def _hold(self, record: Record, action: str) -> None:
         """Work on it no more until it is started again. What serves goes on serving, or is rolled back too."""
-        record.held = {"pause": PAUSED, "cancel": CANCELLED, "roll_back": ROLLED_BACK, "pin_baseline": PINNED}[action]
+        record.held = HOLDS[action]
+        self._holds.put(record.version.ref, record.held)
         self._book.note(record, action, reason=record.held)
-        if action in ("roll_back", "pin_baseline"):
+        if record.held not in KEEPING:
             self._drop(record, record.held)
         else:
             self._maker.cancel(record.version.ref, record.held)
@@ -337,7 +381,10 @@ class Tuner:
         for record in self._book.records.values():
             if record.held or record.tuning.mode != "on" or not 0 < record.remeasure_at <= now:
                 continue
+            if self._maker.seconds_left(record) <= 0:
+                continue
             record.num_remeasured += 1
-            record.remeasure_at = now + self._options.remeasure_seconds * 2**record.num_remeasured
+            again_in = self._options.remeasure_seconds * 2**record.num_remeasured
+            record.remeasure_at = now + again_in if record.num_remeasured < MAX_REMEASURED else 0.0
             for job in jobs_to_ask_again(record):
                 self._queue.put(job)

@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from hone.kernels import JSON, Entry, KernelsCache, digest_of
 
+#: Outcome of a refusal that somebody asked to forget.
+_WITHDRAWN = "withdrawn"
+
 State = Literal["absent", "passed", "unproven", "refused", "unsupported", "quarantined"]
 
 
@@ -43,7 +46,7 @@ class Verdicts:
         if reason is not None:
             return Recalled("quarantined", reason)
         refusal = self._read(_refusal_key(digest))
-        if refusal is not None:
+        if refusal is not None and refusal.get("outcome") != _WITHDRAWN:
             state: State = "unsupported" if refusal.get("outcome") == "unsupported" else "refused"
             return Recalled(state, str(refusal.get("reason", "")), _mapping(refusal.get("verdict")))
         entry = self._cache.get("artifacts", digest, self._scope)
@@ -57,6 +60,12 @@ class Verdicts:
     def keep_refusal(self, digest: str, outcome: str, reason: str, verdict: Mapping[str, JSON]) -> None:
         """Remember that this specialization was refused here, or cannot be made."""
         self._write(_refusal_key(digest), {"outcome": outcome, "reason": reason, "verdict": verdict})
+
+    def withdraw(self, digest: str) -> None:
+        """Forget a refusal, where there is one: the specialization may be made and measured again."""
+        key = _refusal_key(digest)
+        if self._read(key) is not None:
+            self._write(key, {"outcome": _WITHDRAWN})
 
     def keep_measured(self, digest: str, verdict: Mapping[str, JSON]) -> None:
         """Remember a later verdict on an artifact, in place of that in its manifest."""
@@ -74,7 +83,8 @@ class Verdicts:
 
     def _write(self, key: Mapping[str, JSON], told: Mapping[str, JSON]) -> None:
         data = json.dumps(told, indent=2, sort_keys=True, allow_nan=False).encode()
-        self._cache.publish("decisions", digest_of(key), self._scope, {"verdict.json": data}, {"key": key})
+        files = {"verdict.json": data}
+        self._cache.publish("decisions", digest_of(key), self._scope, files, {"key": key}, replace=True)
 
 
 def _refusal_key(digest: str) -> dict[str, JSON]:

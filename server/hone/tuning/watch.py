@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,6 +62,8 @@ class Watched:
     precision: str
     tolerance: float | None
     batching: bool
+    mark: int = 0
+    """What a thread notes while it runs it; see `running`."""
     since: float = 0.0
     next_sample: float = 0.0
     on_probation: bool = True
@@ -70,6 +73,7 @@ class Watched:
     instances: tuple[EngineInstance, EngineInstance] | None = None
 
     def both(self) -> tuple[EngineInstance, EngineInstance]:
+        """The baseline's instance, and the tuned one's."""
         if self.instances is None:
             self.instances = (self.baseline.instantiate(), self.engine.instantiate())
         return self.instances
@@ -103,7 +107,9 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], int] = time.perf_counter_ns,
         capture: Capture | None = None,
+        running: Callable[[int], AbstractContextManager[None]] = lambda mark: nullcontext(),
     ) -> None:
+        """Inside `running(mark)` the watching thread runs the specialization of that mark."""
         self._promotion = promotion
         self.capture = capture or Capture(clock)
         """Executions of the baseline (generation 0) are handed on to it."""
@@ -111,6 +117,9 @@ class Watch:
         self._activity = activity
         self._clock = clock
         self._timer = timer
+        self._running = running
+        self.num_declined: Counter[tuple[str, int]] = Counter()
+        """Executions that tuned engines left to the baseline, by model and version."""
         self._watched: dict[tuple[VersionRef, int], Watched] = {}
         self._samples: deque[_Sample] = deque(maxlen=4)
         self._incidents: deque[Incident] = deque()
@@ -120,6 +129,10 @@ class Watch:
 
     def failed(self, ref: VersionRef, generation: int, reason: str) -> None:
         self._give_up(ref, generation, "error", f"it failed on a request: {reason}")
+
+    def declined(self, ref: VersionRef, generation: int) -> None:
+        with self._lock:
+            self.num_declined[ref.model, ref.version] += 1
 
     def wants_sample(self, ref: VersionRef, generation: int) -> bool:
         if not generation:
@@ -183,7 +196,8 @@ class Watch:
         began = self._clock()
         names = sorted(sample.outputs)
         try:
-            baseline, tuned = watched.both()
+            with self._running(watched.mark):
+                baseline, tuned = watched.both()
             expected = baseline.run(sample.inputs, names)
         except HoneError as problem:
             _log.info("a sample of %s could not be run on the baseline: %s", watched.ref.model, problem)
@@ -204,7 +218,8 @@ class Watch:
             return
         if idle:
             try:
-                self._pair(watched, baseline, tuned, sample.inputs, names)
+                with self._running(watched.mark):
+                    self._pair(watched, baseline, tuned, sample.inputs, names)
             except HoneError as problem:
                 self._give_up(watched.ref, watched.generation, "error", f"it failed on a live request: {problem}")
                 return

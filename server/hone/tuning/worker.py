@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hone.tuning.room import Forwarding
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, Message, decode, encode
 
 Emit = Callable[..., None]
@@ -48,6 +49,7 @@ def main(job: Job | None = None, arguments: list[str] | None = None) -> NoReturn
     try:
         spec = _read_spec()
         settle_down(spec)
+        logging.getLogger("hone").addHandler(Forwarding(emit))
         (job or _tune)(spec, emit)
         emit("done")
     except BaseException as problem:  # every end of this process is told, then it ends

@@ -57,6 +57,7 @@ def example(name: str) -> tuple[str, Any]:
         "http_restricted_api": "logging:key=v,a:l",
         "grpc_restricted_protocol": "logging:key=value",
         "tuning": "cache",
+        "dashboard": "off",
         "model_control_mode": "poll",
         "log_format": "json",
         "trace_otlp_endpoint": "http://127.0.0.1:4318",

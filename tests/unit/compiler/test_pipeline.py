@@ -14,7 +14,7 @@ from hone.compiler.onnx_import import ImportedModel, import_model
 from hone.compiler.pipeline import PHASES, compile_model, template_workloads
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import KERNEL_PREFIX
-from hone.compiler.templates.registry import template_for
+from hone.compiler.templates.registry import templates_for
 from hone.engines.tvm_runtime import TvmRuntime
 from tests.unit.engines.tvm_artifacts import baseline, compile_to, load, save_model, small_network
 
@@ -76,8 +76,8 @@ def test_every_phase_can_be_dumped(compiled_network):
 def test_layouts_are_blocked_between_convolutions(compiled_network):
     text = compiled_network[1]["2 layout"]["main"].script()
     block = HOST.lanes
-    assert text.count(f'out_layout="NCHW{block}c"') == 2
-    assert f'data_layout="NCHW{block}c"' in text
+    assert text.count(f'\\"out_layout\\": \\"NCHW{block}c\\"') == 2
+    assert f'\\"data_layout\\": \\"NCHW{block}c\\"' in text
 
 
 def test_layouts_change_at_the_ends_only(tmp_path):
@@ -109,16 +109,17 @@ def test_convolutions_are_kernels_with_their_epilogues(compiled_network):
     compiled, kept = compiled_network
     text = kept["3 partition"]["main"].script()
     assert "nn.conv2d" not in text and "nn.relu" not in text
-    assert len(re.findall(KERNEL_PREFIX + "[0-9a-f]{64}", text)) == 3
+    assert len(re.findall(KERNEL_PREFIX + "[0-9a-f]{64}", text)) == sum(call.num_calls for call in compiled.kernels)
     told = [(call.workload.op, [step.op for step in call.workload.epilogue]) for call in compiled.kernels]
-    assert told == [("conv2d", ["add", "relu"])] * 2 + [("matmul_packed", ["add"])]
+    assert told[:2] == [("conv2d", ["add", "relu"])] * 2
+    assert {("global_pool", ()), ("matmul", ("add",))} <= {(op, tuple(steps)) for op, steps in told}
 
 
 def test_weights_are_prepared_outside_of_main(compiled_network):
     compiled, kept = compiled_network
     mod = kept["4 fuse"]
     main, transform = mod["main"].script(), mod["main_transform_params"].script()
-    assert "layout_transform" in transform
+    assert "pack" in transform
     assert "layout_transform" not in main  # one image's channels are the same memory in blocks and plain
     assert len(mod["main"].params) == 2  # the input, and the prepared weights together
     assert len(compiled.packed) == len(mod["main"].params[1].ty.fields) == len(set(compiled.packed))
@@ -164,16 +165,18 @@ def test_reshapes_are_views(tmp_path):
 def test_choices_decide_which_kernel_is_called(network):
     model = imported(network)
     workloads = template_workloads(model, HOST)
-    assert sum(workloads.values()) == 3
+    assert {workload.op for workload in workloads} >= {"conv2d", "global_pool", "matmul"}
     chosen = {}
     for workload in workloads:
-        template = template_for(workload, HOST)
-        assert template is not None
-        chosen[workload.digest] = template.candidates(workload, HOST)[1]
+        candidates = templates_for(workload, HOST)[0].candidates(workload, HOST)
+        if len(candidates) > 1:
+            chosen[workload.digest] = candidates[1]
+    assert len(chosen) >= 3
     plain, tuned = compile_model(model, HOST), compile_model(model, HOST, Choices(kernels=chosen))
     assert {call.workload for call in tuned.kernels} == {call.workload for call in plain.kernels} == set(workloads)
-    assert {call.candidate for call in tuned.kernels} == set(chosen.values())
-    assert not {call.digest for call in tuned.kernels} & {call.digest for call in plain.kernels}
+    free = [call for call in tuned.kernels if call.workload.digest in chosen]
+    assert {call.candidate for call in free} == set(chosen.values())
+    assert not {call.digest for call in free} & {call.digest for call in plain.kernels}
 
 
 def test_equal_workloads_share_a_kernel(tmp_path):

@@ -83,19 +83,21 @@ def test_digests_are_of_the_work_and_not_of_names():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
+    """A reduction: no template takes it."""
     path = save_model(
         tmp_path_factory.mktemp("search") / "model.onnx",
-        [("MatMul", ["a", "b"], ["p"], {}), ("Relu", ["p"], ["y"], {})],
-        {"a": ("float32", [32, 24]), "b": ("float32", [24, 40])},
+        [("ReduceMax", ["a"], ["y"], {"axes": [1], "keepdims": 0})],
+        {"a": ("float32", [32, 24, 40])},
         {"y": ("float32", [32, 40])},
     )
     return import_model(path, {})
 
 
 def trace_for(func):
-    """A legal record: the first loop of the product is cut in two."""
+    """A legal record: the first loop of the reduction is cut in two."""
     schedule = tvm.s_tir.Schedule(func)
-    schedule.split(schedule.get_loops(schedule.get_sblock("matmul"))[0], [None, 4])
+    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+    schedule.split(schedule.get_loops(block)[0], [None, 4])
     return trace_text(schedule)
 
 
@@ -119,10 +121,14 @@ def test_a_record_that_does_not_fit_is_not_used(model, record):
 def test_what_remains_is_told_by_weight(tmp_path):
     path = save_model(
         tmp_path / "model.onnx",
-        [("MatMul", ["a", "b"], ["p"], {}), ("MatMul", ["p", "c"], ["q"], {}), ("Reshape", ["q", "s"], ["y"], {})],
-        {"a": ("float32", [8, 8]), "b": ("float32", [8, 256]), "c": ("float32", [256, 256])},
-        {"y": ("float32", [256, 8])},
-        {"s": np.array([256, 8], np.int64)},
+        [
+            ("ReduceMax", ["a"], ["p"], {"axes": [0], "keepdims": 0}),
+            ("ReduceMax", ["p"], ["q"], {"axes": [1], "keepdims": 1}),
+            ("Reshape", ["q", "s"], ["y"], {}),
+        ],
+        {"a": ("float32", [64, 8, 256])},
+        {"y": ("float32", [1, 8])},
+        {"s": np.array([1, 8], np.int64)},
     )
     found = remaining_functions(import_model(path, {}), HOST)
     assert len(found) == 2 and found[0].microseconds > found[1].microseconds

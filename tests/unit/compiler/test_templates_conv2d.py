@@ -14,7 +14,8 @@ from hone.compiler.build import BuildFailed
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import KERNEL_PREFIX, Candidate
 from hone.compiler.templates.cpu.conv2d import MAX_CANDIDATES, BlockedConvolution, sizes_of
-from hone.compiler.templates.registry import TEMPLATES, template_for, template_named
+from hone.compiler.templates.packing import Packer
+from hone.compiler.templates.registry import TEMPLATES, template_named, templates_for
 from hone.compiler.workload import Operand, Step, TensorType, Workload
 
 TEMPLATE = BlockedConvolution()
@@ -37,7 +38,7 @@ def convolution(
     block_in, block_out = blocks
     out = (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
     data = (batch, channels_in // block_in, size, size, block_in) if block_in else (batch, channels_in, size, size)
-    weight = (channels_out // block_out, data[1], kernel, kernel, *((block_in,) if block_in else ()), block_out)
+    weight = (channels_out, channels_in, kernel, kernel)
     output = (batch, channels_out // block_out, out, out, block_out)
     inputs = [TensorType(data, "float32"), TensorType(weight, "float32")]
     for kind in extra:
@@ -52,6 +53,7 @@ def convolution(
             ("groups", 1),
             ("padding", (pad, pad, pad, pad)),
             ("strides", (stride, stride)),
+            ("weights", (1,)),
         ),
         epilogue=tuple(epilogue),
     )
@@ -68,10 +70,6 @@ def reference(workload: Workload, inputs) -> np.ndarray:
     sizes = sizes_of(workload)
     if data.ndim == 5:
         data = data.transpose(0, 1, 4, 2, 3).reshape(sizes.batch, -1, sizes.height, sizes.width)
-        weight = weight.transpose(0, 5, 1, 4, 2, 3)
-    else:
-        weight = weight.transpose(0, 4, 1, 2, 3)
-    weight = weight.reshape(-1, data.shape[1], sizes.kernel_h, sizes.kernel_w)
     top, left, bottom, right = sizes.padding
     data = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     out = np.zeros((sizes.batch, weight.shape[0], sizes.out_h, sizes.out_w))
@@ -87,9 +85,11 @@ def reference(workload: Workload, inputs) -> np.ndarray:
 
 
 def run(workload: Workload, inputs, candidate: Candidate | None = None) -> np.ndarray:
-    kernel = TEMPLATE.build(workload, candidate or TEMPLATE.candidates(workload, HOST)[0], HOST)
+    candidate = candidate or TEMPLATE.candidates(workload, HOST)[0]
+    kernel = TEMPLATE.build(workload, candidate, HOST)
+    packed = Packer(workload, inputs).pack(TEMPLATE, candidate, HOST)
     out = tvm.runtime.tensor(np.full(workload.output.shape, np.nan, np.float32))
-    kernel(*(tvm.runtime.tensor(array) for array in inputs), out)
+    kernel(*(tvm.runtime.tensor(array) for array in packed), out)
     return out.numpy()
 
 
@@ -209,7 +209,7 @@ def test_candidates_fit_the_registers(target, size, channels):
 
 def test_it_is_asked_for_what_it_can_do_only():
     workload = convolution()
-    assert template_for(workload, HOST) is not None
+    assert TEMPLATE.name in [template.name for template in templates_for(workload, HOST)]
     grouped = Workload(
         "conv2d",
         workload.inputs,

@@ -208,6 +208,25 @@ def test_each_thread_runs_its_own_machine(network, runtime):
     assert not failures
 
 
+def test_instances_of_other_numbers_of_threads_take_turns(network, runtime):
+    configured = []
+    counting = TvmRuntime(
+        num_threads=2,
+        clear_memory=runtime.clear_memory,
+        view=runtime.view,
+        allocate=runtime.allocate,
+        configure_pool=lambda cores, threads: configured.append(threads) or runtime.configure_pool(cores, threads),
+    )
+    engine = load(network, counting)
+    x = image()
+    expected = baseline(network / "model.onnx", {"x": x}, ["y"])[0]
+    alone, together = engine.instantiate(1), engine.instantiate()
+    for instance in (together, alone, alone, together, alone):
+        np.testing.assert_allclose(instance.run({"x": x}, ["y"])[0], expected, rtol=1e-5, atol=1e-6)
+    assert configured == [1, 2, 1], "a thread's pool is touched only when another number is wanted"
+    counting.use_threads(runtime.num_threads)
+
+
 def test_engines_share_equal_weights_and_no_others(network, runtime, tmp_path):
     packed = PackedWeights()
     first = load(network, runtime, packed)

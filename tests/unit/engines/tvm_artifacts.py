@@ -63,7 +63,7 @@ def small_network(path: Path, *, batch: int = 1, seed: int = 0) -> Path:
     return save_model(path, nodes, {"x": ("float32", [batch, 3, 12, 12])}, {"y": ("float32", [batch, 10])}, weights)
 
 
-def compile_to(folder: Path, model: Path) -> Path:
+def compile_to(folder: Path, model: Path, choices=None) -> Path:
     """Compile a model with fixed shapes; the folder gets all that an engine needs."""
     from hone.compiler.artifact import derived_constants, export_artifact
     from hone.compiler.onnx_import import ImportedModel, import_model
@@ -75,7 +75,7 @@ def compile_to(folder: Path, model: Path) -> Path:
     imported = import_model(model, {})
     assert isinstance(imported, ImportedModel), imported
     target = CpuTarget.detect(num_threads=1)
-    compiled = compile_model(imported, target)
+    compiled = compile_model(imported, target, choices)
     artifact = export_artifact(compiled, imported, "c" * 64, folder)
     for call in compiled.kernels:
         kernel = folder / "kernels" / call.digest

@@ -234,9 +234,9 @@ class FakeService:
             "history": [],
         }
 
-    def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
+    async def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
         self.calls.append(("tuning", (model, version, action)))
-        if action not in ("start", "pause", "cancel", "roll_back", "pin_baseline"):
+        if action not in ("start", "retune", "pause", "cancel", "roll_back", "pin_baseline"):
             raise InvalidRequest(f"unknown action '{action}'")
         return self.tuning_status(model, version)
 

@@ -459,3 +459,16 @@ def test_tuning_status_and_actions(served):
         for document in ({}, {"action": 5}, {"action": "explode"}):
             assert served.post(path, document).status == 400
     assert served.get("/v2/models/nope/tuning").status == 404
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), (None, 200)]
+)
+def test_pages_of_other_sites_steer_nothing(served, site, status):
+    headers = {"Sec-Fetch-Site": site} if site else {}
+    for path in ("/v2/repository/models/m/load", "/v2/repository/models/m/unload"):
+        reply = served.post(path, {}, headers=headers)
+        assert reply.status == status
+        if status == 403:
+            assert "pages of other sites" in reply.json()["error"]
+    assert served.get("/v2", headers=headers).status == 200, "what only tells is not held up"

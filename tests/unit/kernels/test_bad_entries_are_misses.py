@@ -231,7 +231,7 @@ def test_what_others_may_have_made_is_not_used_and_not_touched(cache, entry, cha
     failure = cache.publish("artifacts", key(1), DEVICE, {"a": b"a"}, {})
     assert not failure
     assert failure.reason == "foreign"
-    assert cache._holds.num_held == 0
+    assert cache._store.holds.num_held == 0
 
 
 @pytest.mark.parametrize("which", ["folder", "manifest.json", "module.so"])

@@ -182,3 +182,21 @@ def test_what_is_no_size(text):
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
 def test_sizes_for_people(size, text):
     assert command.format_size(size) == text
+
+
+def test_quarantine_lists_and_pardon_forgets(hone, filled):
+    filled.quarantine(key(3), DEVICE, "wrong on a live request", "outputs")
+    filled.strike(key(4), GPU.digest, "death", "a server died")
+    code, out = hone("quarantine")
+    assert code == 0
+    assert f"{key(3)[:16]}  device {DEVICE[:12]}  wrong on a live request" in out
+    assert "suspected: 1 x death" in out
+    assert out.endswith("1 kept out, of 2 with a record\n")
+    code, out = hone("pardon", key(3)[:12], "--json")
+    assert code == 0
+    assert json.loads(out) == [{"digest": key(3), "device": DEVICE, "was": "wrong on a live request"}]
+    assert filled.quarantined(key(3), DEVICE) is None
+    with pytest.raises(HoneError, match="nothing is held against"):
+        hone("pardon", key(3)[:12])
+    with pytest.raises(HoneError, match="is no digest"):
+        hone("pardon", "../x")

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hone.kernels import Entry, KernelsCache, MissReason, eviction, holds
-from hone.kernels import cache as cache_module
+from hone.kernels import store as store_module
 from hone.kernels.folder import CacheFolder
 from hone.kernels.staging import move_away
 from tests.unit.kernels.support import ARCHITECTURE, DEVICE, child, key, staged
@@ -105,6 +105,31 @@ def test_what_another_server_published_counts_too(root):
     publish(cache, 50)
     assert sum(entry.size_bytes for entry in cache.entries()) <= limit(4)
     assert 50 in present(cache)
+
+
+def test_tending_brings_what_others_published_under_the_limit_and_into_the_statistics(root):
+    cache, unlimited = KernelsCache(root, size_limit_bytes=limit(4)), KernelsCache(root)
+    for each in (cache, unlimited):
+        each.tend()
+        assert each.statistics.snapshot().num_entries == 0
+    other = KernelsCache(root)
+    for number in range(10):
+        publish(other, number)
+    unlimited.tend()
+    assert unlimited.statistics.snapshot().num_entries == 10
+    cache.tend()
+    counts = cache.statistics.snapshot()
+    assert counts.evictions["artifacts"] == 6
+    assert counts.num_entries == 4 and counts.size_bytes == sum(entry.size_bytes for entry in cache.entries())
+
+
+def test_tending_an_unreadable_cache_is_told_and_raises_nothing(root, monkeypatch, caplog):
+    cache = KernelsCache(root)
+    monkeypatch.setattr(
+        "hone.kernels.upkeep.listing", lambda folder: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+    )
+    cache.tend()
+    assert "Input/output error" in caplog.text
 
 
 def test_what_was_just_published_stays_though_all_else_is_held(root):
@@ -313,7 +338,7 @@ def test_someone_who_only_looks_is_no_reason_to_miss(root, monkeypatch):
     monkeypatch.setattr(holds.time, "sleep", lambda _seconds: waiting.set())
     found = []
     thread = threading.Thread(target=lambda: found.append(cache.get("artifacts", key(1), DEVICE, hold=True)))
-    with evictor._holds.exclusively(entry.path) as inode:
+    with evictor._store.holds.exclusively(entry.path) as inode:
         assert inode == entry.inode
         thread.start()
         assert waiting.wait(30)
@@ -327,7 +352,7 @@ def test_someone_who_stopped_while_looking_is_not_waited_for_long(root, monkeypa
     evictor = KernelsCache(root)
     entry = publish(cache, 1)
     monkeypatch.setattr(holds, "_PATIENCE_SECONDS", 0.05)
-    with evictor._holds.exclusively(entry.path):
+    with evictor._store.holds.exclusively(entry.path):
         assert cache.get("artifacts", key(1), DEVICE, hold=True).reason is MissReason.ABSENT
     assert isinstance(cache.get("artifacts", key(1), DEVICE, hold=True), Entry)
     cache.close()
@@ -344,23 +369,23 @@ def test_an_entry_that_was_replaced_is_not_removed_for_the_old_one(root, monkeyp
         return real(descriptor, operation)
 
     monkeypatch.setattr(holds.fcntl, "flock", replace_first)
-    with cache._holds.exclusively(old.path) as inode:
+    with cache._store.holds.exclusively(old.path) as inode:
         assert inode is None
 
 
 def test_an_entry_that_was_replaced_while_it_was_got_is_not_held_as_the_old_one(root, monkeypatch):
     cache = KernelsCache(root)
     publish(cache, 1)
-    real = cache_module.read_entry
+    real = store_module.read_entry
 
     def replace_first(path, name):
         monkeypatch.undo()
         cache.publish("artifacts", key(1), DEVICE, {"a": b"new"}, {}, replace=True)
         return real(path, name)
 
-    monkeypatch.setattr(cache_module, "read_entry", replace_first)
+    monkeypatch.setattr(store_module, "read_entry", replace_first)
     assert cache.get("artifacts", key(1), DEVICE, hold=True).reason is MissReason.ABSENT
-    assert cache._holds.num_held == 0
+    assert cache._store.holds.num_held == 0
 
 
 def test_what_came_meanwhile_is_put_back(root):

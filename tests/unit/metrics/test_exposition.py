@@ -63,7 +63,7 @@ def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def record_some(metrics: Metrics, name: str = "digits", version: str = "1", protocol: str = "http") -> None:
     statistics = metrics.model(name, version)
-    statistics.record_request(protocol, 2, 1_500_000, 99_000, 5_000, 1_000_000, 4_000)
+    statistics.record_request(protocol, 2, 1_500_000, 99_000, 5_000, 1_000_000, 4_000, "onnxruntime")
     statistics.record_request(protocol, 1, 30_000_000, 100_000, 5_000, 20_000_000, 4_000)
     statistics.record_execution(3, 5_000, 1_000_000, 4_000)
     statistics.record_failure(protocol, "REJECTED", 10)
@@ -138,6 +138,34 @@ def test_histograms_tell_protocols_apart_and_appear_with_their_first_request(met
         for protocol, count in (("http", 1), ("grpc", 2)):
             labels = {"model": "digits", "version": "1", "protocol": protocol}
             assert samples[f"{name}_count", frozenset(labels.items())] == count
+
+
+def test_latencies_are_told_apart_by_engine(metrics: Metrics) -> None:
+    statistics = metrics.model("digits", "1")
+    statistics.record_request("http", 1, 400_000, 1, 1, 300_000, 1, "onnxruntime")
+    statistics.record_request("http", 1, 200_000, 1, 1, 100_000, 1, "tvm")
+    statistics.record_request("grpc", 1, 210_000, 1, 1, 100_000, 1, "tvm")
+    statistics.record_execution(1, 1, 300_000, 1, "onnxruntime")
+    statistics.record_execution(2, 1, 7_001, 1, "tvm")
+    text = render(metrics)
+    tvm = 'engine="tvm",model="digits",version="1"'
+    requests = lines_of(text, "hone_request_duration_histogram_us_bucket")
+    assert f'hone_request_duration_histogram_us_bucket{{{tvm},le="150"}} 0' in requests
+    assert f'hone_request_duration_histogram_us_bucket{{{tvm},le="200"}} 1' in requests
+    assert f'hone_request_duration_histogram_us_bucket{{{tvm},le="300"}} 2' in requests
+    assert f'hone_request_duration_histogram_us_bucket{{{tvm.replace("tvm", "onnxruntime")},le="300"}} 0' in requests
+    assert (
+        lines_of(text, "hone_request_duration_histogram_us_sum")[1]
+        == f"hone_request_duration_histogram_us_sum{{{tvm}}} 410"
+    )
+    assert lines_of(text, "hone_execution_duration_histogram_us_bucket")[-39:-37] == [
+        f'hone_execution_duration_histogram_us_bucket{{{tvm},le="7"}} 0',
+        f'hone_execution_duration_histogram_us_bucket{{{tvm},le="10"}} 1',
+    ]
+    assert (
+        lines_of(text, "hone_execution_duration_histogram_us_count")[1]
+        == f"hone_execution_duration_histogram_us_count{{{tvm}}} 1"
+    )
 
 
 def test_text_and_registry_agree_on_every_sample(metrics: Metrics, registry: CollectorRegistry) -> None:

@@ -1,10 +1,11 @@
+import itertools
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.metrics import FAILURE_REASONS, LATENCY_BOUNDS_US, MemoryUsage, ModelStatistics
+from hone.metrics import ENGINE_BOUNDS_US, FAILURE_REASONS, LATENCY_BOUNDS_US, MemoryUsage, ModelStatistics
 from hone.metrics.statistics import PHASES
 
 
@@ -121,3 +122,9 @@ def test_buckets_cover_100_us_to_10_s_and_the_bounds_proposed_for_triton() -> No
     assert (LATENCY_BOUNDS_US[0], LATENCY_BOUNDS_US[-1]) == (100, 10_000_000)
     assert list(LATENCY_BOUNDS_US) == sorted(set(LATENCY_BOUNDS_US))
     assert {100, 500, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000} <= set(LATENCY_BOUNDS_US)
+
+
+def test_bounds_by_engine_are_fine_enough_to_compare() -> None:
+    assert (ENGINE_BOUNDS_US[0], ENGINE_BOUNDS_US[-1]) == (5, 10_000_000)
+    assert list(ENGINE_BOUNDS_US) == sorted(set(ENGINE_BOUNDS_US))
+    assert max(above / below for below, above in itertools.pairwise(ENGINE_BOUNDS_US)) < 1.7

@@ -32,6 +32,7 @@ class Served:
     def __init__(
         self, completions: Completions, config_text: str, engine: FakeEngine | None, observers: Observers
     ) -> None:
+        self.completions = completions
         self.engine = engine or FakeEngine()
         self.config = text_format.Parse(config_text, config_pb.ModelConfig())
         self.statistics = ModelStatistics("m", "1")

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from hone.errors import EngineError
+from hone.serving.batcher import DirectScheduler
+from hone.serving.executor import DeviceExecutor
+from hone.serving.observation import Observation
 from hone.serving.slot import Slot
 from hone.specialization import Observers, Signature, Specialization, VersionRef
 from tests.unit.serving.conftest import BATCHING, rows
@@ -18,6 +21,8 @@ from tests.unit.serving.fakes import FakeEngine
 
 class Scaled(FakeEngine):
     """A specialization whose answers tell it from the baseline (which doubles)."""
+
+    kind = "tuned"
 
     def __init__(self, factor: float, num_rows: int = 1) -> None:
         super().__init__(shape=(num_rows, 4))
@@ -34,9 +39,9 @@ class Scaled(FakeEngine):
         self.num_closed += 1
 
 
-def special(engine: FakeEngine, num_rows: int = 1, min_rows: int | None = None) -> Specialization:
+def special(engine: FakeEngine, num_rows: int = 1, min_rows: int | None = None, **fields) -> Specialization:
     signature = Signature.of([("IN", "FP32", (num_rows, 4))])
-    return Specialization(signature, engine, "digest", num_rows if min_rows is None else min_rows)
+    return Specialization(signature, engine, "digest", num_rows if min_rows is None else min_rows, **fields)
 
 
 def slot_of(engine: FakeEngine) -> Slot:
@@ -46,8 +51,8 @@ def slot_of(engine: FakeEngine) -> Slot:
 KEY = ((4,),)
 
 
-def runs(slot: Slot, num_rows: int) -> object:
-    generation = slot.acquire(KEY, num_rows)
+def runs(slot: Slot, num_rows: int, device: str = "cpu") -> object:
+    generation = slot.acquire(KEY, num_rows, device)
     generation.release()
     return generation.engine
 
@@ -96,6 +101,23 @@ def test_no_more_than_one_generation_is_kept_for_returning():
     assert [engine.closed for engine in engines] == [True, True, True, False, False]
     slot.close()
     assert [engine.num_closed for engine in engines] == [1] * 5
+
+
+def test_a_specialization_runs_on_its_own_kind_of_device_only():
+    baseline, left, right, other = FakeEngine(), FakeEngine(), FakeEngine(), FakeEngine()
+    slot = slot_of(baseline)
+    slot.promote([special(left, device="left")])
+    assert [runs(slot, 1, device) for device in ("left", "right", "cpu")] == [left, baseline, baseline]
+    slot.promote([special(right, device="right"), special(other, 2, device="right")])
+    assert [runs(slot, 1, device) for device in ("left", "right", "cpu")] == [left, right, baseline]
+    assert [runs(slot, 2, device) for device in ("left", "right")] == [baseline, other]
+    assert slot.roll_back(2)
+    assert [runs(slot, 1, device) for device in ("left", "right")] == [left, baseline]
+    assert right.closed
+    assert not left.closed
+    slot.close()
+    assert left.closed
+    assert other.closed
 
 
 def test_a_generation_closes_when_its_last_lease_ends():
@@ -228,6 +250,53 @@ async def test_samples_are_copies_without_the_rows_that_padding_added(serve):
     assert not np.shares_memory(inputs["IN"], array)
     assert not np.shares_memory(outputs["OUT"], answer["OUT"])
     assert heard.traffic == [("m", 1, "IN:FP32[3,4]")]
+
+
+async def test_each_executor_thread_runs_what_is_for_its_device(serve):
+    served = serve()
+    slot, engine = served.model.slot, served.engine
+    tuned = Scaled(10)
+    slot.promote([special(tuned, device="right")])
+    executor = DeviceExecutor("m", 2, served.completions, devices=(("left", 0), ("right", 0)))
+    scheduler = DirectScheduler(slot, Observation(served.model.ref), executor, served.statistics)
+    engine.gate.clear()
+    held, free = served.admit(rows(1)), served.admit(rows(1))
+    scheduler.submit(held)  # on the first thread, which is the left device's, until the gate opens
+    await served.entered()
+    scheduler.submit(free)
+    assert (await free.future)["OUT"].tolist() == rows(1, 10).tolist()
+    assert not held.future.done()
+    engine.gate.set()
+    assert (await held.future)["OUT"].tolist() == rows(1, 2).tolist()
+    assert (free.engine, held.engine) == ("tuned", "fake")
+    await executor.close()
+
+
+async def test_threads_note_what_they_run_while_they_run_it(serve):
+    class Marks:
+        def __init__(self) -> None:
+            self.cells = {3: 0}
+            self.released: list[int] = []
+
+        def claim(self) -> int:
+            return 3
+
+        def release(self, cell: int) -> None:
+            self.released.append(cell)
+
+    marks = Marks()
+    seen = []
+    served = serve(observers=Observers(running=marks))
+    served.engine.fail_if = lambda array: seen.append(marks.cells[3]) is not None
+    tuned = Scaled(10)
+    tuned.fail_if = lambda array: seen.append(marks.cells[3]) is None
+    served.model.slot.promote([special(tuned, mark=77)])
+    answer = await served.ask(rows(1)).future
+    assert answer["OUT"].tolist() == rows(1, 2).tolist(), "the tuned one failed, and the baseline answered"
+    assert seen == [77, 0]
+    assert marks.cells == {3: 0}
+    await served.model.retire()
+    assert marks.released == [3]
 
 
 async def test_a_hundred_swaps_under_32_clients_lose_and_mix_nothing(serve):

@@ -16,6 +16,7 @@ from hone.errors import EngineError
 from hone.kernels import Entry
 from hone.specialization import Signature, Specialization, VersionRef
 from hone.tuning.budget import Budget
+from hone.tuning.holding import OperatorHolds
 from hone.tuning.inputs import Domain
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.ports import TunableVersion
@@ -123,6 +124,7 @@ class Cache:
         self.out: dict[str, str] = {}
         self.strikes: dict[tuple[str, str], int] = {}
         self.recalls: list[str] = []
+        self.withdrawn: list[str] = []
 
     def recall(self, digest: str) -> Recalled:
         self.recalls.append(digest)
@@ -132,6 +134,11 @@ class Cache:
         if digest in published and digest not in self.known:
             self.put(digest)
         return self.known.get(digest, Recalled("absent"))
+
+    def withdraw(self, digest: str) -> None:
+        self.withdrawn.append(digest)
+        if digest in self.known and self.known[digest].state in ("refused", "unsupported"):
+            del self.known[digest]
 
     def quarantine(self, digest, scope, reason, cause="quarantine"):
         self.out[digest] = reason
@@ -149,9 +156,17 @@ class Cache:
 
 
 class Rig:
-    """A tuner with all its neighbours. `clock` moves only when told, unless `real_clock`."""
+    """A tuner with all its neighbours. Its clock moves only when told, unless another is given."""
 
-    def __init__(self, folder: Path, *, kinds: Sequence[tuple[str, str]] = (("cpu:0", "cpu"),), **options) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kinds: Sequence[tuple[str, str]] = (("cpu:0", "cpu"),),
+        clock: Callable[[], float] | None = None,
+        utc: Callable[[], str] = lambda: "now",
+        **options,
+    ) -> None:
         self.folder = folder
         self.serving = Serving()
         self.cache = Cache(folder / "published")
@@ -159,16 +174,17 @@ class Rig:
         self.engines: dict[str, Engine] = {}
         self.make_engine: Callable[[str], Engine] = lambda digest: Engine(kind="tvm")
         self.now = 1000.0
+        clock = clock or (lambda: self.now)
         self.heard: list[dict[str, Any]] = []
         self.probation = Probation(folder / "probation")
         options.setdefault("budget", Budget(pause=False, silence_seconds=60.0, seconds=60.0))
         options.setdefault("command", SCRIPT)
         self.options = TunerOptions(**options)
-        self.watch = Watch(self.serving, options=WatchOptions(sample_interval_seconds=0.0), clock=lambda: self.now)
+        self.watch = Watch(self.serving, options=WatchOptions(sample_interval_seconds=0.0), clock=clock)
         self.tuner = Tuner(
             self.serving,
             self.serving,
-            devices=[Device(name, key) for name, key in kinds],
+            devices=[Device(name, key, kind=key) for name, key in kinds],
             memories={key: self.cache for _, key in kinds},
             quarantine=self.cache,
             key_of=lambda version, tuning, signature, device: self.key(
@@ -179,9 +195,10 @@ class Rig:
             probation=self.probation,
             traffic=self.traffic,
             options=self.options,
+            holds=OperatorHolds(folder / "holds"),
             listener=self._hear,
-            clock=lambda: self.now,
-            utc=lambda: "now",
+            clock=clock,
+            utc=utc,
             num_cores=2,
         )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hone.tuning.activity import Activity, ActivityBoard, ActivityView
-from hone.tuning.budget import Budget, Pacer
+from hone.tuning.budget import Budget, Pacer, Starvation
 
 
 class Serving:
@@ -76,6 +76,19 @@ def test_half_loaded_serving_leaves_more_than_the_share():
             ran += run(pacer, serving, 1.0, now)
             now += 1.0
     assert ran > 40 * 0.6
+
+
+@pytest.mark.parametrize(("share", "starves"), [(0.003, True), (0.09, True), (0.11, False), (0.5, False), (1.0, False)])
+def test_a_child_starves_that_gets_less_than_its_share_of_what_it_asked_for(share, starves):
+    starvation = Starvation(min_share=0.1, window_seconds=60.0)
+    told = [starvation.step(asked * share, asked * (1 - share)) for asked in range(0, 200, 5)]
+    assert any(told) == starves
+    assert not any(told[:12]), "60 seconds come first"
+
+
+def test_a_child_that_asks_for_nothing_does_not_starve():
+    starvation = Starvation()
+    assert not any(starvation.step(1.0, 2.0) for _ in range(1000))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -153,3 +154,25 @@ def test_refusals_of_speed_show_their_numbers(measured, reason):
 
 def test_nothing_passes_unchecked():
     assert not judge([], comparison(0.5, 0.5, 0.5), 0.03).passed
+
+
+@pytest.mark.parametrize(
+    ("bounds", "certain"),
+    [
+        ((0.975, 1.0, 1.02), True),  # at best 2.6 % faster
+        ((0.96, 1.0, 1.02), False),  # may be 4 % faster
+        ((0.90, 0.96, 0.99), False),  # faster, though not surely by the margin
+        ((-np.inf, 2.0, np.inf), False),  # too few rounds to say
+    ],
+)
+def test_a_refusal_is_certain_only_where_the_bounds_leave_no_gain(bounds, certain):
+    verdict = judge([checked([1.0], [1.0])], comparison(*bounds), 0.03)
+    assert not verdict.passed
+    assert verdict.is_certain is certain
+    told = dataclasses.replace(comparison(*bounds), provisional=True)
+    assert not judge([checked([1.0], [1.0])], told, 0.03).is_certain, "on a busy machine nothing is"
+
+
+def test_what_was_not_measured_is_not_certain_and_wrong_outputs_are():
+    assert not judge([checked([1.0], [1.0])], NotMeasured("too few rounds"), 0.03).is_certain
+    assert judge([checked([1.0], [2.0])], None, 0.03).is_certain

@@ -11,6 +11,7 @@ from hone.tuning.activity import Activity
 from hone.tuning.measure import (
     Comparison,
     LocalRunner,
+    Patience,
     Plan,
     Reference,
     Round,
@@ -35,10 +36,12 @@ class Scripted:
 
     def __init__(self, clock: Clock, make: Callable[[int], Round], seconds: float = 0.01) -> None:
         self.clock, self.make, self.seconds, self.num = clock, make, seconds, 0
+        self.patience: list[float] = []
 
     def round(self, number: int, patience_seconds: float) -> Round:
         assert number == self.num
         self.num += 1
+        self.patience.append(patience_seconds)
         self.clock.pass_seconds(self.seconds)
         return self.make(number)
 
@@ -121,7 +124,39 @@ def test_without_quiet_rounds_overlapped_ones_count_and_the_result_is_provisiona
     assert found.provisional
     assert found.num_quiet == 0
     assert found.is_faster(0.03)
-    assert runner.num == 30, "the plan's seconds are used to wait for quiet ones"
+    assert runner.num == 10, "nobody waits for quiet rounds that do not come"
+
+
+def test_overlapped_rounds_are_looked_at_as_often_as_quiet_ones_and_no_longer_waited_for():
+    found, runner = compared(steady(0.985, quiet=False))
+    assert found.provisional
+    assert not found.is_faster(0.03)
+    assert runner.num == found.num_rounds == 80
+    assert runner.patience == [DEFAULT.wait_seconds] * 10 + [0.0] * 70
+
+
+def test_what_one_comparison_learned_of_the_load_holds_for_the_next_until_the_load_ends():
+    patience, clock = Patience(), Clock()
+
+    def waited(quiet: bool) -> list[float]:
+        runner = Scripted(clock, steady(1 / 1.03, quiet))
+        compare(runner, DEFAULT, patience=patience, clock=clock)
+        return runner.patience
+
+    assert any(waited(quiet=False))
+    assert not any(waited(quiet=False))
+    assert patience.waits is False
+    assert set(waited(quiet=True)) == {0.0, DEFAULT.wait_seconds}, "it waits again once rounds were quiet"
+    assert patience.waits
+
+
+def test_overlapped_equal_subjects_pass_as_faster_no_more_often_than_stated():
+    wrong = 0
+    for _ in range(300):
+        clock = Clock()
+        found = compare(Scripted(clock, steady(1.0 / 1.03, quiet=False)), Plan(), clock=clock)
+        wrong += found.is_faster(0.03)
+    assert wrong <= 300 * 0.01 + 8
 
 
 def test_the_time_limit_leaves_the_rounds_of_the_first_look():
@@ -234,8 +269,21 @@ def test_short_calls_are_repeated_to_fill_a_sample():
     timed = Timed(0.01, 0.002)
     found = timed.runner.round(0, 0.0)
     assert (found.baseline_ns, found.candidate_ns) == (1e4, 2e3)
-    assert sum(name == "baseline" for name, _ in timed.calls) == 201
-    assert sum(name == "candidate" for name, _ in timed.calls) == 1001
+    assert sum(name == "baseline" for name, _ in timed.calls) == 151
+    assert sum(name == "candidate" for name, _ in timed.calls) == 151
+
+
+def test_what_interrupts_a_few_of_many_calls_does_not_count():
+    timed = Timed(0.01, 0.01)
+    inner = timed.runner.candidate
+
+    def interrupted(inputs):
+        inner(inputs)
+        if len(timed.calls) % 40 == 0:
+            timed.clock.pass_seconds(0.002)
+
+    timed.runner.candidate = interrupted
+    assert timed.runner.round(0, 0.0).candidate_ns == pytest.approx(1e4)
 
 
 def test_long_calls_run_once():

@@ -109,7 +109,7 @@ class Job:
         job = self
 
         def compare(self, baseline, candidate, plan):
-            inputs = self._inputs()[0]
+            inputs = self.inputs()[0]
             baseline(inputs)
             candidate(inputs)
             self.tell(0.5)
@@ -388,7 +388,7 @@ def test_inputs_that_are_measured_are_aligned(tmp_path):
     domains = {"IN": Domain("FP32", (3, 5), -1, 1)}
     evidence = trial.Evidence((draw(domains, 0),), ([np.zeros(1)],), domains)
     subject = trial.Trial(Engine(), Engine(), [], signature, evidence, "f32", None)
-    assert all(inputs["IN"].ctypes.data % 64 == 0 for inputs in subject._inputs())
+    assert all(inputs["IN"].ctypes.data % 64 == 0 for inputs in subject.inputs())
 
 
 def test_a_real_measurement_of_two_engines():

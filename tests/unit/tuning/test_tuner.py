@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hone.errors import EngineError, InvalidRequest, NotFound
+from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
 from hone.types import TensorSpec
 from tests.running import wait_until
@@ -23,26 +24,30 @@ def rig(tmp_path):
     assert rig.tuner.stop()
 
 
-def test_a_new_model_is_made_checked_and_promoted_in_one_swap(rig):
-    rig.model({"*": PASS})
+def test_a_new_model_is_made_checked_and_promoted_in_two_waves(rig):
+    ref = rig.model({"*": PASS})
     rig.run()
-    assert rig.serving.swaps == [[ONE, TWO, FOUR]]
+    assert rig.serving.swaps == [[ONE], [TWO, FOUR]]
     assert rig.serving.running() == {ONE: 1, TWO: 2, FOUR: 3}
     status = rig.status()
     assert (status["model"], status["version"], status["state"], status["progress"]) == ("m", "1", "tuned", 1.0)
+    assert status["job"] == {}, "nothing is searched any more"
     assert rig.buckets()[TWO] == {
         "signature": TWO,
+        "artifact": rig.key(ref, TWO),
         "engine": "tvm",
         "generation": 2,
         "baseline_ms": 1.0,
         "tuned_ms": 0.5,
         "speedup": 2.0,
         "max_error": 1e-6,
+        "tolerance": 1e-3,
+        "plans": {},
         "provisional": False,
         "outcome": "passed",
         "reason": "",
     }
-    assert rig.events() == ["passed"] * 3 + ["promoted"] * 3
+    assert sorted(rig.events()) == ["passed"] * 3 + ["promoted"] * 3
     assert rig.tuner.counters.num_promotions == 3
     assert rig.tuner.counters.report == {"candidates_built": 9, "compile_seconds": 1.5}
     assert rig.tuner.counters.jobs == {("done", ""): 1}
@@ -98,6 +103,21 @@ def test_a_child_that_ends_while_it_tries_schedules_is_followed_by_a_careful_one
     rig.run()
     assert set(rig.serving.running()) == {ONE, TWO, FOUR}
     assert [len(tasks) for tasks in rig.children()] == [3, 3]
+
+
+class Starving:
+    def step(self, ran: float, waited: float) -> bool:
+        return True
+
+
+def test_a_child_that_starves_is_followed_by_one_that_takes_its_share(tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.tuning.maker.Starvation", Starving)
+    rig = Rig(tmp_path, budget=Budget(pause=True))
+    rig.model({"*": PASS})
+    rig.run()
+    assert set(rig.serving.running()) == {ONE, TWO, FOUR}
+    assert rig.tuner.counters.jobs == {("starved", "starved"): 1, ("done", ""): 1}
+    assert rig.tuner.stop()
 
 
 def test_a_child_that_never_begins_is_not_tried_for_ever(tmp_path):
@@ -398,6 +418,22 @@ def test_a_cached_model_does_not_wait_for_the_child_of_another(rig):
     assert len(rig.serving.swaps) == 2
 
 
+def test_a_search_is_told_while_it_lasts(rig):
+    rig.model({"*": "slow"}, max_batch_size=1)
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    job = wait_until(lambda: rig.tuner.statuses() and rig.status()["job"], "the child tells what it tries")
+    assert {name: job[name] for name in ("num_built", "num_measured", "num_failed")} == {
+        "num_built": 3,
+        "num_measured": 2,
+        "num_failed": 1,
+    }
+    assert 0 < job["seconds_left"] <= 1200
+    (rig.folder / "m.onnx.go").touch()
+    thread.join(60)
+    assert rig.status()["job"] == {}
+
+
 # --- devices
 
 
@@ -415,6 +451,8 @@ def test_different_cards_have_their_own(tmp_path):
     rig.run()
     assert rig.children() == [[[rig.key(ref, ONE, "h200"), "build"]], [[rig.key(ref, ONE, "a10"), "build"]]]
     assert set(rig.serving.running("h200")) == set(rig.serving.running("a10")) == {ONE}
+    routes = {device: stack[-1][1].device for (_, device, _), stack in rig.serving.routes.items()}
+    assert routes == {"h200": "h200", "a10": "a10"}, "each runs on executors of its own kind only"
 
 
 # --- actions
@@ -478,7 +516,7 @@ def test_starting_tries_failures_again_and_leaves_refusals(rig):
 def test_unknown_models_versions_and_actions_are_told(rig):
     rig.model({"*": PASS})
     rig.run()
-    with pytest.raises(InvalidRequest, match="unknown tuning action 'fly', expected one of start, pause"):
+    with pytest.raises(InvalidRequest, match="unknown tuning action 'fly', expected one of start, retune, pause"):
         rig.tuner.act("m", "", "fly")
     for model, version in (("x", ""), ("m", "2"), ("m", "one")):
         with pytest.raises(NotFound):

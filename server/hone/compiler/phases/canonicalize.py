@@ -5,10 +5,16 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from hone.compiler.phases.attention import find_attention
+from hone.compiler.phases.compounds import Finder, find_compounds
+from hone.compiler.phases.quantization import fold_quantization
+from hone.compiler.phases.recognize import recognize
 
-def canonicalize(mod: tvm.IRModule) -> tvm.IRModule:
-    """Inference forms of operators (batch norm as arithmetic), constants folded, copies and repeats removed."""
-    return tvm.transform.Sequential(
+
+def canonicalize(mod: tvm.IRModule, attention: Finder = find_attention) -> tvm.IRModule:
+    """Inference forms (batch norm as arithmetic), known operators, constants folded, no copies and repeats."""
+    mod = fold_quantization(recognize(mod))
+    mod = tvm.transform.Sequential(
         [
             relax.transform.DecomposeOpsForInference(),
             relax.transform.CanonicalizeBindings(),
@@ -17,3 +23,4 @@ def canonicalize(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.DeadCodeElimination(),
         ]
     )(mod)
+    return find_compounds(mod, attention)

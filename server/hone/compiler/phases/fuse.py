@@ -7,8 +7,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-#: TVM's number for operators that fuse with nothing.
-_OPAQUE = 8
+from hone.compiler.phases.types import OPAQUE
 
 
 def fuse(mod: tvm.IRModule) -> tvm.IRModule:
@@ -38,7 +37,7 @@ class _KeepReshapes:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         functions = {
-            name: func.with_attr("op_pattern", _OPAQUE)
+            name: func.with_attr("op_pattern", OPAQUE)
             if isinstance(func, tirx.PrimFunc) and relax.analysis.has_reshape_pattern(func)
             else func
             for name, func in mod.functions.items()

@@ -16,10 +16,13 @@ import tvm
 from tvm import relax
 
 from hone.compiler.choices import Choices, KernelCall
-from hone.compiler.phases.types import ints, tensor_type
+from hone.compiler.phases.anchors import read_anchor
+from hone.compiler.phases.precision import F32, Precision, lower, lowerable
+from hone.compiler.phases.types import OPAQUE, tensor_type
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.epilogue import STEP_OF_OPERATOR
-from hone.compiler.templates.registry import MATMUL, template_for, template_named
+from hone.compiler.templates.packing import Packing
+from hone.compiler.templates.registry import template_named, templates_for
 from hone.compiler.workload import Operand, Step, TensorType, Workload
 
 
@@ -33,16 +36,21 @@ class _Group:
 
 
 def partition(mod: tvm.IRModule, target: CpuTarget, choices: Choices) -> tuple[tvm.IRModule, list[KernelCall]]:
-    """Every group that a template matches, replaced by a call; what is called, each kernel once."""
+    """Every group that a template matches, replaced by a call; what is called, each kernel once.
+
+    Weights are packed in front of the call as its candidate wants them; a later phase lifts that to load time.
+    """
     kernels: dict[Workload, KernelCall] = {}
     functions = dict(mod.functions.items())
-    for name, function in functions.items():
+    for name, function in mod.functions.items():
         if not isinstance(function, relax.Function):
             continue
-        groups = _groups(function, target)
+        groups = _groups(function, target, choices.precision)
         for group in groups:
             kernels.setdefault(group.workload, _choose(group.workload, target, choices)).num_calls += 1
-        functions[name] = _Rewriter(mod, groups, kernels).visit_expr(function)
+        rewriter = _Rewriter(mod, groups, kernels, target)
+        functions[name] = rewriter.visit_expr(function)
+        functions.update(rewriter.packings())
     mod = tvm.IRModule(functions, attrs=mod.attrs)
     return relax.transform.DeadCodeElimination()(mod), list(kernels.values())
 
@@ -51,28 +59,38 @@ def _choose(workload: Workload, target: CpuTarget, choices: Choices) -> KernelCa
     candidate = choices.kernels.get(workload.digest)
     template = template_named(candidate.template) if candidate is not None else None
     if candidate is None or template is None:
-        template = template_for(workload, target)
-        assert template is not None, "a group is made only where a template matches"
+        template = templates_for(workload, target)[0]  # a group is made only where a template matches
         candidate = template.candidates(workload, target)[0]
     return KernelCall(workload, template, candidate, template.digest(workload, candidate, target))
 
 
-def workloads(mod: tvm.IRModule, target: CpuTarget) -> dict[Workload, int]:
+def workloads(mod: tvm.IRModule, target: CpuTarget, precision: Precision) -> dict[Workload, int]:
     """What a laid-out module asks of templates: each workload and how often it is called."""
     counts: dict[Workload, int] = {}
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
-            for group in _groups(function, target):
+            for group in _groups(function, target, precision):
                 counts[group.workload] = counts.get(group.workload, 0) + 1
     return counts
 
 
-def _groups(function: Any, target: CpuTarget) -> list[_Group]:
+def layers(mod: tvm.IRModule, target: CpuTarget, precision: str) -> list[Workload]:
+    """What can be lowered to a precision, in the order by which `Precision.kept` names layers."""
+    found: list[Workload] = []
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            groups = _groups(function, target, F32)
+            found += [groups[at].workload for at in lowerable(function, groups, target, precision)]
+    return found
+
+
+def _groups(function: Any, target: CpuTarget, precision: Precision) -> list[_Group]:
     found: list[_Group] = []
     prepared = _prepared(function) if isinstance(function.body, relax.SeqExpr) else set()
     for block in function.body.blocks if isinstance(function.body, relax.SeqExpr) else ():
         if isinstance(block, relax.DataflowBlock):
             found.extend(_groups_of_block(block, prepared, target))
+    lower(function, found, target, precision)
     return found
 
 
@@ -90,11 +108,11 @@ def _groups_of_block(block: Any, prepared: set[Any], target: CpuTarget) -> Itera
     for at, binding in enumerate(bindings):
         if at in taken:
             continue
-        anchor = _anchor(binding, prepared, target)
+        anchor = _anchor(binding, prepared)
         if anchor is None:
             continue
         group = _grow(anchor, at, bindings, users, taken)
-        if template_for(group.workload, target) is not None:
+        if templates_for(group.workload, target):
             taken.update(bindings.index(member) for member in group.bindings)
             yield group
 
@@ -110,44 +128,22 @@ class _Anchor:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def _anchor(binding: Any, prepared: set[Any], target: CpuTarget) -> _Anchor | None:
+def _anchor(binding: Any, prepared: set[Any]) -> _Anchor | None:
     call = binding.value
     if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op):
         return None
+    laid_out = read_anchor(call)
+    if laid_out is not None:
+        return _Anchor(laid_out.op, list(laid_out.inputs), dict(laid_out.attributes))
     types = [tensor_type(argument) for argument in call.args]
     if None in types or tensor_type(binding.var) is None:
         return None
-    if call.op.name == "relax.nn.conv2d":
-        attrs = call.attrs
-        return _Anchor(
-            "conv2d",
-            list(call.args),
-            {
-                "strides": ints(attrs.strides),
-                "padding": ints(attrs.padding),
-                "dilation": ints(attrs.dilation),
-                "groups": int(attrs.groups),
-                "data_layout": str(attrs.data_layout),
-                "kernel_layout": str(attrs.kernel_layout),
-                "out_layout": str(attrs.out_layout),
-            },
-        )
+    weights = tuple(at for at, argument in enumerate(call.args) if argument in prepared)
     if call.op.name == "relax.matmul":
-        packed = _packed(call.args[1], prepared, target)
-        return None if packed is None else _Anchor("matmul_packed", [call.args[0], packed])
+        return _Anchor("matmul", list(call.args), {"weights": weights})
+    if call.op.name == "relax.nn.softmax" and int(call.attrs.axis) in (-1, len(types[0].shape) - 1):  # type: ignore[union-attr]
+        return _Anchor("softmax", list(call.args))
     return None
-
-
-def _packed(weight: Any, prepared: set[Any], target: CpuTarget) -> Any | None:
-    """The weight in panels, as an expression for load time; None where it is no weight or does not divide."""
-    tensor = tensor_type(weight)
-    if weight not in prepared or tensor is None or len(tensor.shape) != 2 or tensor.dtype != "float32":
-        return None
-    width = MATMUL.panel(tensor.shape[1], target)
-    if not width:
-        return None
-    packed = relax.op.layout_transform(weight, lambda k, n: (n // width, k, n % width))
-    return relax.BlockBuilder().normalize(packed)
 
 
 def _prepared(function: Any) -> set[Any]:
@@ -263,11 +259,28 @@ def _constant(expression: Any) -> float | None:
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     """Leaves groups out and calls their kernels where their last members stood."""
 
-    def __init__(self, mod: tvm.IRModule, groups: Iterable[_Group], kernels: Mapping[Workload, KernelCall]) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        groups: Iterable[_Group],
+        kernels: Mapping[Workload, KernelCall],
+        target: CpuTarget,
+    ) -> None:
         super().__init__(mod)
         self._kernels = kernels
+        self._target = target
         self._last = {group.bindings[-1].var: group for group in groups}
         self._dropped = {binding.var for group in groups for binding in group.bindings[:-1]}
+        #: Weight and packing -> the variable that holds the result, so that calls share it.
+        self._packed: dict[tuple[Any, Any], Any] = {}
+
+    def packings(self) -> dict[Any, Any]:
+        """The functions that the rewritten one calls to pack weights."""
+        return {var: func for var, func in self.builder_.get().functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
+
+    def visit_dataflow_block_(self, block: Any) -> Any:
+        self._packed.clear()  # its variables end with it
+        return super().visit_dataflow_block_(block)
 
     def visit_var_binding_(self, binding: Any) -> None:
         if binding.var in self._dropped:
@@ -276,13 +289,21 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         if group is None:
             super().visit_var_binding_(binding)
             return
-        call = relax.call_dps_packed(
-            self._kernels[group.workload].name,
-            relax.Tuple([self._emitted(value) for value in group.inputs]),
-            group.bindings[-1].var.ty,
-        )
+        kernel = self._kernels[group.workload]
+        packings = kernel.template.packing(group.workload, kernel.candidate, self._target)
+        arguments = [
+            self._pack(packings[at], value, group.workload.inputs[at]) if at in packings else value
+            for at, value in enumerate(group.inputs)
+        ]
+        output = group.workload.output
+        call = relax.call_dps_packed(kernel.name, relax.Tuple(arguments), relax.TensorType(output.shape, output.dtype))
         super().visit_var_binding_(relax.VarBinding(binding.var, call))
 
-    def _emitted(self, value: Any) -> Any:
-        """Arguments are values; what prepares a weight gets a binding of its own, for the next phase to lift."""
-        return self.builder_.emit(value) if isinstance(value, relax.Call) else value
+    def _pack(self, packing: Packing, value: Any, source: TensorType) -> Any:
+        # By itself: fused with what makes the weight, its buffers would have to agree in the dtype of their shapes.
+        function = self.builder_.add_func(packing.prim_func(source).with_attr("op_pattern", OPAQUE), "pack")
+        if (value, function) not in self._packed:
+            ty = relax.TensorType(packing.result.shape, packing.result.dtype)
+            call = relax.call_tir(function, relax.Tuple([self.visit_expr(value)]), ty)
+            self._packed[value, function] = self.builder_.emit(call)
+        return self._packed[value, function]

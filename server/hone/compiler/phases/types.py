@@ -9,6 +9,9 @@ from tvm import relax
 
 from hone.compiler.workload import TensorType
 
+#: TVM's number for functions that fuse with nothing, as attribute `op_pattern`.
+OPAQUE = 8
+
 
 def tensor_type(expression: Any) -> TensorType | None:
     """Shape and dtype of a Relax expression, where both are known numbers."""

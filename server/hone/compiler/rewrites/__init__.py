@@ -20,6 +20,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
         "ConvInteger": quantized.conv_integer,
         "ConvTranspose": elementary.conv_transpose,
+        "DequantizeLinear": quantized.dequantize_linear,
         "Dropout": elementary.dropout,
         "EyeLike": elementary.eye_like,
         "GRU": recurrent.unroll,

@@ -1,8 +1,7 @@
-"""Indices that come from requests are held to the tensor they point into.
+"""Indices that only a run can tell are held to the tensor they point into.
 
 ONNX Runtime checks each index and fails the request; compiled code would read or write somewhere else in the server's
-memory. Valid indices pass unchanged; what an invalid one fetches does not matter, as long as it is fetched from the
-tensor.
+memory. Valid indices pass unchanged. An invalid one fetches something from the tensor, and fails the guard.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
+from hone.compiler.rewrites.guards import require
 
 #: Operator -> place of the indices among its inputs.
 _INDICES = {
@@ -43,7 +43,7 @@ class UnboundedIndex(Exception):
 
 
 def bound_indices(graph: Graph) -> None:
-    """Clip every index that is no constant. To be done once, when nothing else is to be rewritten.
+    """Clip every index that is no constant, and require that this changed none. To be done once, at the end.
 
     Raises UnboundedIndex.
     """
@@ -66,6 +66,7 @@ def bound_indices(graph: Graph) -> None:
         if len(sizes) == 1:
             highest, lowest = highest.reshape(()), lowest.reshape(())
         bounded = emit("Max", emit("Min", node.input[place], emit.constant(highest)), emit.constant(lowest))
+        require(emit, emit("Equal", bounded, node.input[place]))
         inputs = list(node.input)
         inputs[place] = bounded
         copy = NodeProto()
@@ -74,30 +75,6 @@ def bound_indices(graph: Graph) -> None:
         nodes += [*emit.made, copy]
     if len(nodes) != len(graph.nodes):
         graph.replace_nodes(nodes)
-
-
-def find_hazards(graph: Graph) -> list[str]:
-    """What requests can do that ONNX Runtime answers with an error, and compiled code with a number or with its death.
-
-    Indices out of range are held to their tensor (`bound_indices`), which is safe and not the same; an integer
-    division by zero, or of the least integer by -1, is a fault of the processor. To be asked before indices are bound.
-    """
-    hazards = []
-    for node in graph.nodes:
-        place = _INDICES.get(node.op_type)
-        if place is not None and graph.constant(node.input[place]) is None:
-            hazards.append(f"{node.op_type} with indices that come from requests: out of range they must be an error")
-        elif node.op_type in ("Div", "Mod") and not _divides_safely(graph, node):
-            hazards.append(f"{node.op_type} of integers by what comes from requests: by zero it must be an error")
-    return list(dict.fromkeys(hazards))
-
-
-def _divides_safely(graph: Graph, node: NodeProto) -> bool:
-    dtype = graph.dtype(node.input[0])
-    if dtype is not None and helper.tensor_dtype_to_np_dtype(dtype).kind not in "iu":
-        return True
-    divisor = graph.constant(node.input[1])
-    return divisor is not None and not np.isin(np.asarray(divisor), (0, -1)).any()
 
 
 def _sizes(graph: Graph, node: NodeProto) -> Sequence[int] | None:

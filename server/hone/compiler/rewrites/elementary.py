@@ -6,6 +6,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
+from hone.compiler.rewrites.guards import require_within
 
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
@@ -174,6 +175,8 @@ def reverse_sequence(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         return None
     steps = shape[time_axis]
     emit = Emitter(graph, node)
+    if graph.constant(node.input[1]) is None:
+        require_within(emit, node.input[1], 0, steps)
     lengths = emit.unsqueeze(node.input[1], 1)
     times = emit.constant(np.arange(steps, dtype=np.int64)[None, :])
     last = emit("Sub", lengths, emit.constant(np.array(1, np.int64)))

@@ -25,6 +25,19 @@ _MAX_PARTS = 16
 _LIMITS: dict[int | None, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
+def dequantize_linear(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """DequantizeLinear without its zero points where they are all zero, which later phases cannot see in a weight."""
+    x, scale, zero = _padded(node.input, 3)
+    values = graph.constant(zero) if zero else None
+    if values is None or np.any(values):
+        return None
+    without = NodeProto()
+    without.CopyFrom(node)
+    del without.input[:]
+    without.input.extend([x, scale])
+    return [without]
+
+
 def conv_integer(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     """ConvInteger: a convolution of the differences to the zero points, with 32-bit sums."""
     x, w, x_zero, w_zero = _padded(node.input, 4)

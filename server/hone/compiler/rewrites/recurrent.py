@@ -15,6 +15,7 @@ import numpy as np
 from onnx import NodeProto
 
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
+from hone.compiler.rewrites.guards import require_within
 
 MAX_STEPS = 128
 
@@ -231,6 +232,8 @@ def _masks(emit: Emitter, lengths: str, layer: _Layer) -> list[str]:
     constant = emit.graph.constant(lengths)
     if constant is not None and (constant >= layer.steps).all():
         return []
+    if constant is None:
+        require_within(emit, lengths, 0, layer.steps)
     column = emit.unsqueeze(lengths, 1)
     return [emit("Less", emit.constant(np.array([[time]], np.int32)), column) for time in range(layer.steps)]
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import TypeVar
+
 from hone.compiler.target import CpuTarget
+from hone.compiler.templates.packing import Packing
 from hone.compiler.workload import Workload
 
 #: What goes before the digest in a kernel's name.
@@ -54,25 +57,36 @@ class BuiltKernel(Protocol):
     digest: str
 
     def __call__(self, *tensors: Any) -> None:
-        """Run it on TVM tensors: the workload's inputs in order, then the output, which it overwrites wholly."""
+        """Run it on TVM tensors: the workload's inputs in order, packed as the template's `packing` says, then the
+        output, which it overwrites wholly."""
 
     def export(self, path: Path) -> None:
         """Write the shared library. Raises LinkFailed."""
 
 
-class Template(Protocol):
+#: The kind of device that a template is for.
+TargetT_contra = TypeVar("TargetT_contra", contravariant=True, default=CpuTarget)
+
+
+class Template(Protocol[TargetT_contra]):
     """One family of kernels. Stateless: the same workload, candidate and target give the same library."""
 
     name: str
 
-    def matches(self, workload: Workload, target: CpuTarget) -> bool:
+    def matches(self, workload: Workload, target: TargetT_contra) -> bool:
         """Whether this template can do the workload. `candidates` is then not empty."""
 
-    def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
+    def candidates(self, workload: Workload, target: TargetT_contra) -> Sequence[Candidate]:
         """Every candidate worth a measurement (some tens at most), the one to take unmeasured first."""
 
-    def digest(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> str:
+    def packing(self, workload: Workload, candidate: Candidate, target: TargetT_contra) -> Mapping[int, Packing]:
+        """How the candidate's kernel wants inputs that are weights, by position; others come as the workload has them.
+
+        Only positions in `workload.weights` are prepared at load; a packing of another input runs in every call.
+        """
+
+    def digest(self, workload: Workload, candidate: Candidate, target: TargetT_contra) -> str:
         """Names the library that `build` would give, without building it."""
 
-    def build(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> BuiltKernel:
+    def build(self, workload: Workload, candidate: Candidate, target: TargetT_contra) -> BuiltKernel:
         """Raises BuildFailed when the candidate does not compile: an expected outcome of a search."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
+from hone.compiler.mathematics import gelu
 from hone.compiler.workload import Operand, TensorType, Workload
 
 #: Relax operator -> step. The step's operands are the call's arguments; `leakyrelu` and `clip` add their numbers.
@@ -28,6 +29,7 @@ STEP_OF_OPERATOR = {
     "relax.exp": "exp",
     "relax.sqrt": "sqrt",
     "relax.abs": "abs",
+    "relax.round": "round",
     "relax.negative": "negative",
     "relax.clip": "clip",
 }
@@ -48,20 +50,31 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "relu6": lambda a: tirx.min(tirx.max(a, _f32(0.0)), _f32(6.0)),
     "leakyrelu": lambda a, slope: tirx.Select(a > _f32(0.0), a, a * slope),
     "silu": lambda a: a * tirx.sigmoid(a),
-    "gelu": lambda a: _f32(0.5) * a * (_f32(1.0) + tirx.erf(a * _f32(0.7071067811865476))),
+    "gelu": gelu,
     "sigmoid": tirx.sigmoid,
     "tanh": tirx.tanh,
     "erf": tirx.erf,
     "exp": tirx.exp,
     "sqrt": tirx.sqrt,
     "abs": lambda a: tirx.max(a, _f32(0.0) - a),
+    "round": tirx.nearbyint,  # halves to even
     "negative": lambda a: _f32(0.0) - a,
     "clip": lambda a, low, high: tirx.min(tirx.max(a, low), high),
 }
 
 
-def apply_epilogue(workload: Workload, result: Any, inputs: Sequence[Any], indices: Sequence[Any]) -> Any:
-    """The last step's value at `indices` of the output, from the operator's `result` there and all kernel inputs."""
+def apply_epilogue(
+    workload: Workload,
+    result: Any,
+    inputs: Sequence[Any],
+    indices: Sequence[Any],
+    keep: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """The last step's value at `indices` of the output, from the operator's `result` there and all kernel inputs.
+
+    Each step's value goes through `keep`, which may put it into a register and give the read of that: a value that
+    several steps use would otherwise be written out at each use.
+    """
     values = [result]
 
     def read(operand: Operand) -> Any:
@@ -72,7 +85,7 @@ def apply_epilogue(workload: Workload, result: Any, inputs: Sequence[Any], indic
         return inputs[operand.at](*_broadcast(workload.inputs[operand.at], indices))
 
     for step in workload.epilogue:
-        values.append(_COMPUTE[step.op](*(read(operand) for operand in step.operands)))
+        values.append(keep(_COMPUTE[step.op](*(read(operand) for operand in step.operands))))
     return values[-1]
 
 

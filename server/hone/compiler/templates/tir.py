@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tvm.s_tir import ScheduleError
 from hone.compiler.build import BuildFailed, Library, build_functions, source_digest, toolchain
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import KERNEL_PREFIX, Candidate
+from hone.compiler.templates.packing import Packing
 from hone.compiler.workload import Workload
 from hone.kernels.digest import digest_of
 
@@ -51,8 +52,12 @@ class TirTemplate:
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
         raise NotImplementedError
 
+    def packing(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Mapping[int, Packing]:
+        """Nothing is packed unless a template says so."""
+        return {}
+
     def prim_func(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Any:
-        """The scheduled function: arguments are the workload's inputs, then the output."""
+        """The scheduled function: arguments are the workload's inputs (packed, see `packing`), then the output."""
         raise NotImplementedError
 
     def digest(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> str:

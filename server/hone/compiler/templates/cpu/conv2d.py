@@ -8,8 +8,9 @@ stays in registers while the reduction runs around it: every step loads `blocks`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tvm import te, tirx
@@ -19,8 +20,9 @@ from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cpu.tile import tile_cost
 from hone.compiler.templates.epilogue import apply_epilogue
+from hone.compiler.templates.packing import Packing
 from hone.compiler.templates.tir import TirTemplate
-from hone.compiler.workload import Workload
+from hone.compiler.workload import TensorType, Workload
 
 MAX_CANDIDATES = 40
 
@@ -77,7 +79,7 @@ def sizes_of(workload: Workload) -> _Sizes:
 
 
 class BlockedConvolution(TirTemplate):
-    """Data NCHW or NCHW{i}c, weights OIHW{o}o or OIHW{i}i{o}o, output NCHW{o}c; one group; float32."""
+    """Data NCHW or NCHW{i}c, weights OIHW (packed as OIHW{o}o or OIHW{i}i{o}o), output NCHW{o}c; one group; float32."""
 
     name = "cpu.conv2d_nchwc"
 
@@ -116,6 +118,9 @@ class BlockedConvolution(TirTemplate):
         found.sort(key=lambda pair: (pair[0], str(pair[1])))
         return [candidate for _, candidate in found[:MAX_CANDIDATES]]
 
+    def packing(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Mapping[int, Packing]:
+        return {1: _weight_blocks(workload)}
+
     def prim_func(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Any:
         s = sizes_of(workload)
         parallel = target.is_worth_threads(s.multiply_adds, 0)
@@ -130,8 +135,40 @@ def channel_block(channels: int, target: CpuTarget) -> int:
     return 0
 
 
+def _run_of_channels(workload: Workload, s: _Sizes) -> int:
+    """Input channels that lie together and divide all real ones: a block, or part of one where the last is not full."""
+    return gcd(workload.inputs[1].shape[1], s.block_in) if s.block_in else 0
+
+
+def _weight_blocks(workload: Workload) -> Packing:
+    s = sizes_of(workload)
+    o = s.block_out
+    channels_out, channels_in, *_ = workload.inputs[1].shape
+    i = _run_of_channels(workload, s)
+    shape = (s.blocks_out, channels_in // max(i, 1), s.kernel_h, s.kernel_w)
+
+    def real(w: Any, oc: Any, ic: Any, y: Any, x: Any) -> Any:
+        """The weight, and zero for channels that fill up blocks."""
+        if channels_out == s.blocks_out * o:
+            return w(oc, ic, y, x)
+        return tirx.if_then_else(oc < channels_out, w(oc, ic, y, x), tirx.const(0.0, "float32"))
+
+    if i:
+        return Packing(
+            TensorType((*shape, i, o), "float32"),
+            lambda w: te.compute(
+                (*shape, i, o), lambda oo, ii, y, x, ic, oc: real(w, oo * o + oc, ii * i + ic, y, x), name="blocks"
+            ),
+        )
+    return Packing(
+        TensorType((*shape, o), "float32"),
+        lambda w: te.compute((*shape, o), lambda oo, ic, y, x, oc: real(w, oo * o + oc, ic, y, x), name="blocks"),
+    )
+
+
 def _compute(workload: Workload, s: _Sizes) -> Any:
-    inputs = [te.placeholder(t.shape, t.dtype, name=f"input{i}") for i, t in enumerate(workload.inputs)]
+    types = [workload.inputs[0], _weight_blocks(workload).result, *workload.inputs[2:]]
+    inputs = [te.placeholder(t.shape, t.dtype, name=f"input{i}") for i, t in enumerate(types)]
     data, weight = inputs[0], inputs[1]
     top, left, bottom, right = s.padding
     padded = data
@@ -147,15 +184,17 @@ def _compute(workload: Workload, s: _Sizes) -> Any:
 
         shape = (s.batch, s.blocks_in, s.height + top + bottom, s.width + left + right)
         padded = te.compute(shape + ((s.block_in,) if s.block_in else ()), inside, name="pad")
-    ic = te.reduce_axis((0, s.blocks_in), "ic")
+    run = _run_of_channels(workload, s)
+    ic = te.reduce_axis((0, workload.inputs[1].shape[1] // max(run, 1)), "ic")
     kh, kw = te.reduce_axis((0, s.kernel_h), "kh"), te.reduce_axis((0, s.kernel_w), "kw")
-    ii = te.reduce_axis((0, s.block_in), "ii") if s.block_in else None
+    ii = te.reduce_axis((0, run), "ii") if run else None
 
     def convolve(n: Any, oc: Any, h: Any, w: Any, o: Any) -> Any:
         y, x = h * s.strides[0] + kh * s.dilation[0], w * s.strides[1] + kw * s.dilation[1]
         if ii is None:
             return te.sum(padded(n, ic, y, x) * weight(oc, ic, kh, kw, o), axis=[ic, kh, kw])
-        return te.sum(padded(n, ic, y, x, ii) * weight(oc, ic, kh, kw, ii, o), axis=[ic, kh, kw, ii])
+        block, item = ic * run // s.block_in, ic * run % s.block_in + ii
+        return te.sum(padded(n, block, y, x, item) * weight(oc, ic, kh, kw, ii, o), axis=[ic, kh, kw, ii])
 
     conv = te.compute(workload.output.shape, convolve, name="conv")
     out = te.compute(workload.output.shape, lambda *at: apply_epilogue(workload, conv(*at), inputs, at), name="out")

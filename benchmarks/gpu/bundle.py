@@ -1,0 +1,254 @@
+"""Packs what a machine with a GPU needs to run `run.sh`, in parts that are easily brought there.
+
+`python -m benchmarks.gpu.bundle OUT [--arch 90a] [--limit 8] [--models NAME=FILE:1,8] [--python 312] [--plan]`.
+Kernels come from the kernels cache and are built into it where they are missing, which needs no GPU; `--plan` only
+tells what. `--small` packs host twins of small problems, for trying the way without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import Row, all_rows, small_rows
+from hone.compiler.build import BuildFailed
+from hone.compiler.cuda.partition import takers
+from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.templates.cutlass.published import published_kernel, scope_of
+from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
+from hone.engines.cuda_runtime import library_places
+from hone.kernels import Entry, KernelsCache
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PART_BYTES = 48 << 20
+#: Seconds that a kernel takes to build, by what its template is of: for the plan.
+_SECONDS = {"3x": 55.0}
+_USUAL_SECONDS = 10.0
+#: What the device's script imports of hone, and these import nothing else of it.
+_PYTHON = ("__init__.py", "types.py", "errors.py", "config.py", "strings.py", "specialization.py", "engines")
+_TVM = ("libtvm_runtime.so", "libtvm_runtime_extra.so", "libtvm_runtime_cuda.so")
+_WHEELS = ("apache-tvm-ffi==0.1.14.post1", "ml-dtypes<=0.5.4")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for the parts")
+    parser.add_argument("--arch", default="90a")
+    parser.add_argument("--limit", type=int, default=8, help="candidates a row")
+    parser.add_argument("--kernels-cache", type=Path, default=ROOT / "kernels_cache")
+    parser.add_argument("--python", nargs="*", default=[], help="such as 312: fetch wheels for these versions")
+    parser.add_argument("--models", nargs="*", default=[], help="ONNX files to compile, as NAME=PATH:BATCH,BATCH")
+    parser.add_argument("--small", action="store_true", help="host twins of small problems")
+    parser.add_argument("--plan", action="store_true", help="tell what would be built")
+    told = parser.parse_args(arguments)
+    target = CudaTarget.typical(told.arch)
+    rows = small_rows() if told.small else all_rows()
+    if told.small:
+        target = target.as_twin()
+    if told.plan:
+        plan(rows, target, told.limit, KernelsCache(told.kernels_cache))
+        return 0
+    told.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "bundle"
+        make(folder, rows, target, limit=1 if told.small else told.limit, cache=KernelsCache(told.kernels_cache))
+        for model in told.models:
+            add_model(folder, model, target, told.kernels_cache)
+        if told.python:
+            fetch_wheels(folder / "wheels", told.python)
+        parts = pack(folder, told.out)
+    for path in parts:
+        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def candidates_of(row: Row, target: CudaTarget, limit: int) -> Iterator[tuple[Any, Any]]:
+    """(template, candidate), the best guesses of each template in turns. Kernels that want operands packed are not
+    for here: nothing on the other machine packs them."""
+    lists = [
+        [(template, one) for one in template.candidates(row.workload, target)]
+        for template in takers(row.workload, target, CUTLASS_TEMPLATES)
+    ]
+    found = 0
+    for at in range(max(map(len, lists), default=0)):
+        for each in lists:
+            if at < len(each) and found < limit and not each[at][0].packing(row.workload, each[at][1], target):
+                found += 1
+                yield each[at]
+
+
+def plan(rows: Sequence[Row], target: CudaTarget, limit: int, cache: KernelsCache) -> None:
+    seconds, known, missing = 0.0, 0, set()
+    for row in rows:
+        chosen = list(candidates_of(row, target, limit))
+        print(f"{row.table}  {row.name}: {len(chosen)} candidates{'' if chosen else ' (no kernel takes it)'}")
+        for template, candidate in chosen:
+            digest = template.digest(row.workload, candidate, target)
+            if isinstance(cache.get("kernels", digest, scope_of(target)), Entry):
+                known += 1
+            elif digest not in missing:
+                missing.add(digest)
+                seconds += next((s for word, s in _SECONDS.items() if word in template.name), _USUAL_SECONDS)
+    print(f"{known} kernels are there, {len(missing)} are to be built: some {seconds / 60:.0f} minutes, one at a time")
+
+
+def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, cache: KernelsCache) -> None:
+    """The bundle as a folder. A kernel that does not build is left out, and told."""
+    (folder / "kernels").mkdir(parents=True)
+    told = []
+    for row in rows:
+        kernels = []
+        for template, candidate in candidates_of(row, target, limit):
+            try:
+                kernel = published_kernel(cache, template, row.workload, candidate, target)
+            except BuildFailed as problem:
+                print(f"left out: {candidate} of {row.name}: {problem}", file=sys.stderr)
+                continue
+            path = folder / "kernels" / f"{kernel.digest}.so"
+            if not path.exists():
+                kernel.export(path)
+            workspace = max(1, template.workspace_bytes(row.workload, candidate, target))
+            kernels.append({"digest": kernel.digest, "candidate": str(candidate), "workspace": workspace})
+        fields = row.workload.fields()
+        told.append(
+            {
+                "name": row.name,
+                "table": row.table,
+                "steps": list(row.steps),
+                "parts": list(row.parts),
+                "pads": list(row.pads),
+                "kernels": kernels,
+                **{name: fields[name] for name in ("op", "inputs", "output", "attributes")},
+            }
+        )
+    described = {"arch": target.arch, "twin": target.twin, "rows": told, "models": []}
+    (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+    for name in ("run.sh", "device.py", "torch_graph.py"):
+        shutil.copy(HERE / name, folder / name)
+    package = ROOT / "server" / "hone"
+    for name in _PYTHON:
+        source, to = package / name, folder / "python" / "hone" / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", "onnxruntime.py"))
+        else:
+            shutil.copy(source, to)
+    if not target.twin:
+        import tvm
+
+        (folder / "tvm").mkdir()
+        for name in _TVM:
+            shutil.copy(Path(tvm.__file__).parent / "lib" / name, folder / "tvm" / name)
+        runtime = next((path for path in library_places() if path.is_file()), None)
+        if runtime is None:
+            raise SystemExit("the CUDA runtime is missing: install requirements/dev.txt, or CUDA 13")
+        shutil.copy(runtime, folder / "tvm" / runtime.name)
+
+
+def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) -> None:
+    """`NAME=PATH:BATCH,BATCH`: an artifact for each batch, with its first candidates: what a tuner starts from."""
+    import numpy as np
+    import onnx
+
+    from hone.compiler.artifact import derived_constants
+    from hone.compiler.choices import Choices
+    from hone.compiler.cuda.export import export_cuda_artifact
+    from hone.compiler.cuda.pipeline import compile_cuda_model
+    from hone.compiler.onnx_import import Unsupported, import_model
+    from hone.compiler.phases.precision import Precision
+    from hone.compiler.templates.cutlass.toolchain import find_toolchain
+
+    name, rest = told.split("=", 1)
+    path, batches = rest.rsplit(":", 1)
+    cache = KernelsCache(kernels_cache)
+    graph = onnx.load(path).graph
+    initial = {one.name for one in graph.initializer}
+    inputs = [one for one in graph.input if one.name not in initial]
+    place = folder / "models" / name
+    place.mkdir(parents=True)
+    shutil.copy(path, place / "model.onnx")
+    (place / "nodes.json").write_text(json.dumps(_nodes(graph)), encoding="utf-8")
+    described = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    for batch in map(int, batches.split(",")):
+        shapes = {one.name: (batch, *(dim.dim_value for dim in one.type.tensor_type.shape.dim[1:])) for one in inputs}
+        imported = import_model(Path(path), shapes)
+        if isinstance(imported, Unsupported):
+            raise SystemExit(f"{name}: {imported.reason}")
+        compiled = compile_cuda_model(imported, target, Choices(precision=Precision("f16")))
+        artifact = place / str(batch)
+        artifact.mkdir()
+        toolchain = None if target.twin else find_toolchain()
+        exported = export_cuda_artifact(compiled, imported, "0" * 64, artifact, toolchain)
+        (artifact / "manifest.json").write_text(json.dumps(exported.manifest), encoding="utf-8")
+        np.savez(artifact / "constants.npz", **derived_constants(imported))  # type: ignore[arg-type]
+        for call in compiled.kernels:
+            kernel = published_kernel(cache, call.template, call.workload, call.candidate, target)  # type: ignore[arg-type]
+            to = folder / "kernels" / f"{kernel.digest}.so"
+            if not to.exists():
+                kernel.export(to)
+        described["models"].append({"name": name, "batch": batch, "shapes": shapes})
+    (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def _nodes(graph: Any) -> dict[str, Any]:
+    """The graph for PyTorch, as `torch_graph.py` reads it."""
+    from onnx import helper, numpy_helper
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "dims"):
+            return numpy_helper.to_array(value).tolist()
+        return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, list) else value
+
+    return {
+        "outputs": [one.name for one in graph.output],
+        "nodes": [
+            {
+                "op": node.op_type,
+                "inputs": list(node.input),
+                "outputs": list(node.output),
+                "attributes": {one.name: plain(helper.get_attribute_value(one)) for one in node.attribute},
+            }
+            for node in graph.node
+        ],
+        "initializers": [one.name for one in graph.initializer],
+    }
+
+
+def fetch_wheels(folder: Path, versions: Sequence[str]) -> None:
+    """For Linux on x86-64, through pip."""
+    for version in versions:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]
+        command += ["--python-version", version, "--dest", str(folder), *_WHEELS]
+        subprocess.run(command, check=True)
+
+
+def pack(folder: Path, out: Path) -> list[Path]:
+    """The folder as parts of an archive, with their digests and `run.sh` beside them."""
+    with tempfile.TemporaryFile() as whole:
+        with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+            archive.add(folder, "bundle")
+        whole.seek(0)
+        parts: list[Path] = []
+        while data := whole.read(PART_BYTES):
+            path = out / f"bundle.part{len(parts):02d}"
+            path.write_bytes(data)
+            parts.append(path)
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in parts]
+    (out / "SHA256SUMS").write_text("".join(lines), encoding="ascii")
+    shutil.copy(folder / "run.sh", out / "run.sh")
+    return [*parts, out / "SHA256SUMS", out / "run.sh"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

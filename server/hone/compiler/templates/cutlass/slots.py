@@ -1,0 +1,82 @@
+"""Two compilers at once on a machine at most, and never more memory than is free: a killed compiler helps nobody."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hone.compiler.build import BuildFailed
+
+NUM_SLOTS = 2
+#: What stays free beside a compiler.
+_RESERVE_GIB = 0.5
+_POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 600.0
+_GIB = 1 << 30
+
+
+def free_gib() -> float:
+    """Memory that may be taken now without swapping, in GiB: the machine's, or less where control groups say so."""
+    free = float("inf")
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) / (1 << 20)
+    group = Path("/sys/fs/cgroup")
+    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        free = min(free, (int(limit) - int(used)) / _GIB)
+    return free
+
+
+@contextmanager
+def compiler_slot(
+    num_gib: float, *, patience_seconds: float = _PATIENCE_SECONDS, free: Callable[[], float] = free_gib
+) -> Iterator[None]:
+    """While held, this is one of at most two compilers of this user, and `num_gib` were free when it began.
+
+    Slots are file locks in the user's own temporary folder: the death of their holder frees them. Raises BuildFailed
+    when the memory does not get free.
+    """
+    folder = _folder()
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        for number in range(NUM_SLOTS):
+            descriptor = os.open(folder / f"slot{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                continue
+            try:
+                if free() >= num_gib + _RESERVE_GIB:
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+            break
+        if time.monotonic() > deadline:
+            told = f"waited {patience_seconds:.0f} s for a compiler's turn and {num_gib:.1f} GiB; {free():.1f} are free"
+            raise BuildFailed("a CUTLASS kernel", MemoryError(told))
+        time.sleep(_POLL_SECONDS)
+
+
+def _folder() -> Path:
+    """A folder of this user alone. Raises BuildFailed where another owns the name."""
+    folder = Path(tempfile.gettempdir()) / f"hone-compilers-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or folder.is_symlink():
+        raise BuildFailed("a CUTLASS kernel", PermissionError(f"{folder} belongs to another user: remove it"))
+    return folder
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""One GPU as engines and measurements use it: tensors on it, copies to and from it, and a turn for computing.
+
+TVM's runtime owns device memory and the code that runs; copies, streams and pinned memory go through the CUDA runtime.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from hone.engines.cuda_runtime import CudaRuntime
+from hone.engines.pinned import PinnedPool
+from hone.engines.tvm_runtime import TvmRuntime
+from hone.types import Array
+
+#: DLPack's numbers of device types.
+CPU_TYPE, CUDA_TYPE = 1, 2
+_NAMES = {CPU_TYPE: "cpu", CUDA_TYPE: "cuda"}
+#: A copy starts when so much of its source is in pinned memory, and runs while the next part is brought there.
+_CHUNK_BYTES = 1 << 20
+
+
+class CudaDevice:
+    """A GPU of this process. Thread-safe, but for what is told of streams: each belongs to who made it."""
+
+    def __init__(self, cuda: CudaRuntime, tvm: TvmRuntime, ordinal: int, *, device_type: int = CUDA_TYPE) -> None:
+        """`device_type` is another than CUDA's for devices that only stand for a GPU."""
+        self.cuda, self.tvm, self.ordinal, self.device_type = cuda, tvm, ordinal, device_type
+        #: Code of another kind of device is one for the host only where there is none for a GPU.
+        self.place = tvm_ffi.device(_NAMES[device_type], ordinal if device_type == CUDA_TYPE else 0)
+        self.pinned = PinnedPool(cuda)
+        #: TVM's memory pool is one for all streams of a device, and knows nothing of what still runs on them: memory
+        #: that one machine lets go of while its kernels run must not go to another. So one computes at a time, while
+        #: others copy.
+        self.computing = threading.Lock()
+
+    @property
+    def machine_arguments(self) -> tuple[int, ...]:
+        """What a virtual machine is told of where it runs: type, ordinal and kind of allocator; the host comes last."""
+        pooled = 2
+        host = (CPU_TYPE, 0, pooled)
+        if self.device_type == CPU_TYPE:
+            return host
+        return (self.device_type, self.ordinal, pooled, *host)
+
+    def bind(self) -> None:
+        """Make it the calling thread's device."""
+        self.cuda.set_device(self.ordinal)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """An uninitialised tensor in its memory."""
+        return self.tvm.allocate(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), self.place, None)
+
+    def tensor_of(self, array: Array, stream: int) -> Any:
+        """A tensor with the array's contents, which are there: for weights and measurements, not for requests."""
+        tensor = self.empty(array.shape, array.dtype.name)
+        staging = self.pinned.take(array.nbytes)
+        self.upload(array, tensor, staging, stream)
+        self.cuda.synchronize(stream)
+        return tensor
+
+    def upload(self, array: Array, tensor: Any, staging: Array, stream: int) -> None:
+        """Start copying an array into a tensor of its size, through pinned memory of its size: the copy of one part
+        runs while the next is brought there. The staging memory is in use until the stream is done."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        to, source = tensor.data_ptr(), staging.ctypes.data
+        for start in range(0, flat.nbytes, _CHUNK_BYTES):
+            part = flat[start : start + _CHUNK_BYTES]
+            staging[start : start + part.nbytes] = part
+            self.cuda.copy_to_device(to + start, source + start, part.nbytes, stream)
+
+    def download(self, tensor: Any, shape: Sequence[int], dtype: Any, stream: int) -> Array:
+        """Start copying a tensor into pinned memory of its own; the array is valid when the stream is done."""
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        place = self.pinned.take(num_bytes)
+        if num_bytes:
+            self.cuda.copy_to_host(place.ctypes.data, tensor.data_ptr(), num_bytes, stream)
+        array: Array = place.view(dtype).reshape(tuple(shape))
+        return array
+
+    @contextmanager
+    def launching_on(self, stream: int) -> Iterator[None]:
+        """What the calling thread launches meanwhile goes to this stream."""
+        with tvm_ffi.use_raw_stream(self.place, stream):
+            yield

@@ -1,0 +1,257 @@
+"""The compile step for GPUs in whole, on a device whose kernels are twins and whose timings come from a table."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+
+import numpy as np
+import pytest
+
+from hone.compiler.build import BuildFailed
+from hone.compiler.choices import Choices
+from hone.compiler.cuda.partition import takers
+from hone.compiler.cuda.pipeline import cuda_workloads
+from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.onnx_import import import_model
+from hone.compiler.phases.precision import Precision
+from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
+from hone.compiler.workload import TensorType, Workload
+from hone.engines.tvm import PackedWeights
+from hone.kernels import KernelsCache
+from hone.specialization import Signature
+from hone.tuning import gpu_compile
+from hone.tuning.artifacts import Sources, Terms, artifact_key
+from hone.tuning.compile import CacheLedger
+from hone.tuning.gpu_artifacts import GpuArtifactLoader
+from hone.tuning.gpu_compile import CachedKernels, CudaCompile, target_of
+from hone.tuning.profiler import DeviceLost, Profiler, ProfilerLimits
+from hone.tuning.specialize import specialize_all
+from tests.fake_cuda import H100
+from tests.fake_gpu import TARGET, Sharing, device_key, healed, parts_of
+from tests.unit.engines.tvm_artifacts import baseline, save_model
+
+SIGNATURE = Signature.of([("x", "FP32", (16, 64))])
+FAST, SLOW = 20_000.0, 50_000_000.0
+
+
+@pytest.fixture
+def model(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((64, 64)).astype(np.float32) / 8 for i in range(2)}
+    weights |= {f"b{i}": rng.standard_normal(64).astype(np.float32) for i in range(2)}
+    nodes = [
+        ("MatMul", ["x", "w0"], ["m0"], {}),
+        ("Add", ["m0", "b0"], ["a0"], {}),
+        ("Relu", ["a0"], ["r0"], {}),
+        ("MatMul", ["r0", "w1"], ["m1"], {}),
+        ("Add", ["m1", "b1"], ["s0"], {}),
+        # What the baseline takes its time for, one by one.
+        *[("Sin", [f"s{i}"], [f"s{i + 1}" if i < 59 else "y"], {}) for i in range(60)],
+    ]
+    shapes = {"x": ("float32", [16, 64])}
+    return save_model(tmp_path / "model.onnx", nodes, shapes, {"y": ("float32", [16, 64])}, weights)
+
+
+class Job:
+    """Jobs for one model on one fake GPU."""
+
+    def __init__(self, model, cache, table, precision="tf32"):
+        self.model, self.cache, self.table = model, cache, table
+        self.device = device_key()
+        self.parts = parts_of(table, cache)
+        self.graph = hashlib.sha256(model.read_bytes()).hexdigest()
+        self.precision = precision
+        self.events = []
+
+    @property
+    def digest(self):
+        return artifact_key(
+            graph=self.graph,
+            signature=SIGNATURE,
+            precision=self.precision,
+            objective="latency",
+            terms=Terms(None, 0.03, 1, 0),
+            device=self.device,
+            sources=Sources.installed(),
+        ).digest
+
+    def spec(self, mode="build"):
+        return {
+            "path": str(self.model),
+            "graph": self.graph,
+            "graph_level": 0,
+            "max_batch_size": 0,
+            "precision": self.precision,
+            "objective": "latency",
+            "tolerance": None,
+            "margin": 0.03,
+            "seconds": 120.0,
+            "run_threads": 1,
+            "tasks": [{"signature": SIGNATURE.to_json(), "digest": self.digest, "mode": mode}],
+        }
+
+    def step(self):
+        return CudaCompile(self.spec(), self.cache, self.device, self.parts)
+
+    def workloads(self):
+        imported = import_model(self.model, SIGNATURE.shapes)
+        return cuda_workloads(imported, self.parts.target, Choices(precision=Precision(self.precision))).counts
+
+    def run(self, mode="build"):
+        self.compile_step = self.step()
+        self.events = []
+        specialize_all(
+            self.spec(mode),
+            lambda event, **fields: self.events.append({"event": event, **fields}),
+            self.compile_step,
+            CacheLedger(self.cache, self.device.digest),
+        )
+        (outcome,) = [event for event in self.events if event["event"] == "specialized"]
+        return outcome
+
+
+def tried(job):
+    return list(dict.fromkeys(job.parts.kernels.ran))
+
+
+@pytest.fixture
+def cache(tmp_path, twin_cache):
+    """A new cache, but for the twins."""
+    fresh = KernelsCache(tmp_path / "cache")
+    return Sharing(fresh, twin_cache)
+
+
+def test_a_model_goes_through_search_gate_and_cache(model, cache):
+    job = Job(model, cache, {"model_ns": FAST, "default_ns": 9_000.0})
+    outcome = job.run()
+    assert outcome["outcome"] == "passed", outcome
+    assert outcome["verdict"]["speedup"] > 1.03
+    assert outcome["report"]["candidates_measured"] > 5
+    # Another process serves it, with the baseline's outputs.
+    loader = GpuArtifactLoader(
+        cache, {job.device.digest: (job.device, [job.parts.device])}, PackedWeights(), {job.device.digest: "twin"}
+    )
+    engine = loader.load(job.digest, job.device.digest, model)
+    x = np.random.default_rng(1).standard_normal((16, 64)).astype(np.float32)
+    (found,) = engine.instantiate().run({"x": x}, ["y"])
+    (expected,) = baseline(model, {"x": x}, ["y"])
+    np.testing.assert_allclose(found, expected, atol=5e-3)
+    engine.close()
+
+
+def test_what_is_slower_is_refused_with_its_numbers(model, cache):
+    outcome = Job(model, cache, {"model_ns": SLOW}).run()
+    assert outcome["outcome"] == "refused"
+    assert outcome["verdict"]["speedup"] < 1
+
+
+def winners(job):
+    return {str(ranked.candidate) for ranked in job.compile_step._search._best.values()}
+
+
+def some_candidate(job):
+    """One that was tried, and not as the first: that one is the others' reference."""
+    names = tried(job)
+    return names[len(names) // 2]
+
+
+def test_the_table_decides_and_is_not_asked_twice(model, cache, tmp_path, twin_cache):
+    first = Job(model, cache, {"model_ns": FAST})
+    first.run()
+    winner = some_candidate(first)
+    fresh = Sharing(KernelsCache(tmp_path / "fresh"), twin_cache)
+    job = Job(model, fresh, {"model_ns": FAST, "kernels": {winner: 3_000.0}})
+    job.run()
+    assert winners(job) == {winner}
+    again = Job(model, fresh, {"model_ns": SLOW})
+    again.graph = "0" * 64  # another model with the same layers
+    assert again.run()["report"]["workloads_remembered"] >= 1
+    assert winners(again) == {winner}
+    assert not tried(again)
+
+
+@pytest.mark.parametrize("how", ["breaks", "hangs"])
+def test_a_kernel_that_takes_the_device_along_is_blocked_and_the_next_process_goes_on(model, cache, how, monkeypatch):
+    limits = ProfilerLimits(candidate_seconds=0.3)
+    monkeypatch.setattr(gpu_compile, "Profiler", functools.partial(Profiler, limits=limits))
+    probe = Job(model, cache, {"model_ns": FAST})
+    probe.graph = "1" * 64
+    step = probe.step()
+    workload = next(iter(probe.workloads()))
+    order = step._search._order(workload, takers(workload, TARGET, step._search.templates), {})
+    culprit = str(order[2][1])
+    job = Job(model, cache, {"model_ns": FAST, how: [culprit]})
+    num_lost = 0
+    while True:
+        try:
+            outcome = job.run()
+            break
+        except DeviceLost as problem:
+            assert re.search("broke the GPU's context|hangs on the GPU", str(problem))
+            num_lost += 1
+            healed(job.parts)
+    assert outcome["outcome"] == "passed", outcome
+    # Once for each of the two layers, whose epilogues are different kernels.
+    assert num_lost == job.parts.kernels.ran.count(culprit) == 2
+    records = cache.quarantine_records(job.device.digest)
+    assert [record.history[-1]["cause"] for record in records] == ["crash"] * 2
+
+
+def test_candidates_that_refuse_are_skipped(model, cache):
+    probe = Job(model, cache, {})
+    step = probe.step()
+    workload = next(iter(probe.workloads()))
+    order = step._search._order(workload, takers(workload, TARGET, step._search.templates), {})
+    refusing = [str(candidate) for _, candidate in order[:3]]
+    job = Job(model, cache, {"model_ns": FAST, "refuses": refusing})
+    outcome = job.run()
+    assert outcome["outcome"] == "passed", outcome
+    assert outcome["report"]["candidates_failed"] >= 3
+    assert not winners(job) & set(refusing)
+
+
+def test_without_memory_nothing_is_measured_and_the_first_guess_is_taken(model, cache):
+    job = Job(model, cache, {"model_ns": FAST})
+    job.parts.device.cudart.free_bytes = 1 << 20
+    outcome = job.run()
+    assert outcome["outcome"] == "passed", outcome
+    assert outcome["report"]["candidates_measured"] == 0
+    assert not tried(job)
+
+
+def test_a_precision_that_the_gpu_lacks_is_told(model, cache):
+    outcome = Job(model, cache, {}, precision="f64").run()
+    assert outcome["outcome"] == "unsupported"
+    assert "f64" in outcome["reason"]
+
+
+def test_an_artifact_is_gated_again(model, cache):
+    job = Job(model, cache, {"model_ns": FAST})
+    assert job.run()["outcome"] == "passed"
+    outcome = job.run(mode="gate")
+    assert outcome["outcome"] == "passed", outcome
+    slower = Job(model, cache, {"model_ns": SLOW})
+    assert slower.run(mode="gate")["outcome"] == "refused"
+
+
+def test_the_target_is_what_the_key_says():
+    target = target_of(device_key(H100))
+    assert (target.arch, target.num_sms, target.l2_bytes) == ("90a", 132, 50 << 20)
+    assert target.tensor_tflops == CudaTarget.preset("h100").tensor_tflops
+    assert target.memory_gbps == pytest.approx(3352, rel=0.001)
+    slice_of_it = target_of(device_key({**H100, "name": "NVIDIA H800 MIG", "num_sms": 66}))
+    assert slice_of_it.tensor_tflops == pytest.approx(target.tensor_tflops / 2)
+    with pytest.raises(ValueError, match="architecture '120' is unknown"):
+        target_of(device_key({**H100, "capability": (12, 0)}))
+
+
+def test_kernels_whose_compiler_takes_too_much_are_not_built(tmp_path):
+    target = CudaTarget.preset("h100")
+    a, b, out = (TensorType(shape, "float16") for shape in ((256, 128), (128, 256), (256, 256)))
+    workload = Workload("matmul", (a, b), out, (("weights", (1,)),))
+    template = next(one for one in takers(workload, target, CUTLASS_TEMPLATES) if one.name == "cutlass.gemm3x")
+    kernels = CachedKernels(KernelsCache(tmp_path / "cache"), target, memory_bytes=4 << 30)
+    with pytest.raises(BuildFailed, match="build it before by `hone kernels build`"):
+        kernels.get(template, workload, template.candidates(workload, target)[0])

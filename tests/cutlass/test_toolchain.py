@@ -1,0 +1,335 @@
+"""The toolchain: where it is looked for, what is said when a part is missing, memory, logs; building into the cache.
+
+A script stands in for nvcc, so that all but the compilation itself is run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hone.cli import kernels as kernels_command
+from hone.cli.main import main
+from hone.compiler.build import BuildFailed
+from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.templates.cutlass import slots, toolchain
+from hone.compiler.templates.cutlass.gemm2x import Gemm2x
+from hone.compiler.templates.cutlass.prebuild import PlannedKernel
+from hone.compiler.templates.cutlass.published import BuildRefused, log_of, published_kernel
+from hone.compiler.templates.cutlass.resources import KernelResources, parse_resources
+from hone.compiler.templates.cutlass.slots import compiler_slot
+from hone.compiler.templates.cutlass.toolchain import CudaToolchain, NvccFailed, ToolchainMissing, find_toolchain
+from hone.kernels import Entry, KernelsCache
+from tests.cutlass.workloads import matmul
+
+A100 = CudaTarget.preset("a100")
+WORKLOAD = matmul((64, 64), (64, 64))
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN7cutlass6KernelE' for 'sm_80'
+ptxas info    : Function properties for _ZN7cutlass6KernelE
+    8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
+ptxas info    : Used 232 registers, used 1 barriers, 8 bytes cumulative stack size, 512 bytes smem, 440 bytes cmem[0]
+ptxas info    : Function properties for __internal_helper
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'second' for 'sm_80'
+ptxas info    : Function properties for second
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 400 bytes cmem[0]
+"""
+
+
+def test_the_compilers_report_is_read():
+    assert parse_resources(LOG) == (
+        KernelResources("_ZN7cutlass6KernelE", 232, 512, 8, 16, 24),
+        KernelResources("second", 40, 0, 0, 0, 0),
+    )
+
+
+# --- finding
+
+
+def test_the_toolchain_of_the_environment_is_found():
+    found = find_toolchain()
+    assert found.nvcc.is_file()
+    assert (found.cutlass / "include" / "cutlass" / "cutlass.h").is_file()
+    assert found.libcudart.is_file()
+    assert {"75", "80", "86", "89", "90a", "100a"} <= set(found.architectures)
+    assert found.fields()["nvcc"] == found.version
+
+
+@pytest.fixture
+def no_pypi(monkeypatch):
+    monkeypatch.setattr(toolchain, "_pypi_folders", list)
+
+
+def test_without_nvcc_it_is_said_what_to_install_and_what_still_works(no_pypi, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissing, match=r"no nvcc.*hone\[cuda\].*still serve"):
+        find_toolchain()
+
+
+def test_a_toolkit_that_is_named_must_have_a_compiler(no_pypi, tmp_path):
+    with pytest.raises(ToolchainMissing, match="has no bin/nvcc"):
+        find_toolchain(tmp_path)
+
+
+def test_a_toolkit_that_is_named_is_taken_before_path(no_pypi, tmp_path):
+    nvcc = fake_nvcc(tmp_path / "toolkit" / "bin" / "nvcc")
+    (tmp_path / "toolkit" / "lib64").mkdir()
+    (tmp_path / "toolkit" / "lib64" / "libcudart.so.12").touch()
+    found = find_toolchain(tmp_path / "toolkit")
+    assert (found.nvcc, found.version) == (nvcc, "11.8.89")
+    assert found.architectures == ("75", "80")
+
+
+def test_a_compiler_that_is_none_is_refused(no_pypi, tmp_path):
+    nvcc = tmp_path / "bin" / "nvcc"
+    script(nvcc, "echo hello")
+    with pytest.raises(ToolchainMissing, match="names no release"):
+        find_toolchain(tmp_path)
+
+
+def test_an_architecture_that_nvcc_does_not_know_is_named(fake, tmp_path):
+    with pytest.raises(ToolchainMissing, match=r"no code for sm_90a, only for 75, 80"):
+        fake.compile("", tmp_path / "out.so", CudaTarget.preset("h100"))
+
+
+# --- building
+
+
+def script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fake_nvcc(path: Path) -> Path:
+    """Writes what it is asked for; fails where the folder holds a file `fail`, waits where there is one `wait`."""
+    folder = path.parent
+    (folder / "log").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "log").write_text(LOG)
+    return script(
+        path,
+        f"""
+case "$1" in
+  --version) echo "Cuda compilation tools, release 11.8, V11.8.89"; exit;;
+  --list-gpu-code) printf 'sm_75\\nsm_80\\n'; exit;;
+esac
+echo "$@" >>'{folder}/calls'
+cat '{folder}/log' >&2
+[ -e '{folder}/fail' ] && {{ echo "kernel.cu(7): error: no such tile" >&2; exit 2; }}
+[ -e '{folder}/killed' ] && kill -KILL $$
+while [ -e '{folder}/wait' ]; do sleep 0.05; done
+while [ $# -gt 1 ]; do [ "$1" = -o ] && cp '{folder}/library.so' "$2"; shift; done
+exit 0""",
+    )
+
+
+@pytest.fixture
+def fake(tmp_path, slots_in):
+    """A toolchain whose nvcc is a script that copies a real library without kernels."""
+    folder = tmp_path / "fake"
+    nvcc = fake_nvcc(folder / "nvcc")
+    source = folder / "library.cpp"
+    source.write_text("extern const long shared; const long shared = 1;")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", folder / "library.so", source], check=True)
+    real = find_toolchain()
+    return CudaToolchain(nvcc, "11.8.89", ("75", "80"), real.cutlass, real.cutlass_version, real.libcudart)
+
+
+class FakeTemplate(Gemm2x):
+    def __init__(self, toolchain):
+        super().__init__()
+        self._toolchain = toolchain
+
+    def toolchain(self):
+        return self._toolchain
+
+
+@pytest.fixture
+def cache(tmp_path):
+    cache = KernelsCache(tmp_path / "cache")
+    yield cache
+    cache.close()
+
+
+def calls(fake):
+    path = fake.nvcc.parent / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def planned(fake, count=3):
+    template = FakeTemplate(fake)
+    return [PlannedKernel(template, WORKLOAD, one) for one in template.candidates(WORKLOAD, A100)[:count]]
+
+
+def test_a_kernel_is_built_once_and_found_again(fake, cache):
+    one = planned(fake)[0]
+    first = published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    again = published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    assert first.path == again.path
+    assert len(calls(fake)) == 1
+    assert "arch=compute_80,code=sm_80" in calls(fake)[0]
+    entry = cache.get("kernels", first.digest, "sm_80")
+    assert isinstance(entry, Entry)
+    assert entry.manifest["resources"][0]["registers"] == 232
+    assert entry.manifest["candidate"] == one.candidate.fields()
+
+
+def test_a_refused_source_leaves_the_compilers_log_and_is_not_tried_again(fake, cache, capfd):
+    one = planned(fake)[0]
+    (fake.nvcc.parent / "fail").touch()
+    with pytest.raises(BuildFailed, match=r"nvcc exited with 2: kernel.cu\(7\): error: no such tile"):
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    digest = one.template.digest(one.workload, one.candidate, A100)
+    assert cache.quarantined(digest, "sm_80").endswith("error: no such tile")
+    assert "Compiling entry function" in log_of(cache, digest, A100).read_text()
+    with pytest.raises(BuildRefused):
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    assert len(calls(fake)) == 1
+    assert capfd.readouterr() == ("", "")
+    (fake.nvcc.parent / "fail").unlink()
+    cache.pardon(digest, "sm_80")
+    assert published_kernel(cache, one.template, one.workload, one.candidate, A100).digest == digest
+
+
+def test_a_killed_compiler_says_nothing_of_the_kernel(fake, cache):
+    one = planned(fake)[0]
+    (fake.nvcc.parent / "killed").touch()
+    with pytest.raises(BuildFailed, match="was ended by signal 9"):
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    (fake.nvcc.parent / "killed").unlink()
+    published_kernel(cache, one.template, one.workload, one.candidate, A100)
+
+
+def test_building_goes_on_where_it_was_ended(fake, cache, capsys):
+    assert kernels_command._build_all(cache, planned(fake, 2), A100) == 0
+    assert kernels_command._build_all(cache, planned(fake, 4), A100) == 0
+    told = capsys.readouterr().out
+    assert "2 are there already" in told
+    assert "[4/4]" in told
+    assert "built 2 kernels" in told
+    assert len(calls(fake)) == 4
+
+
+def test_what_fails_is_told_and_the_others_are_built(fake, cache, capsys):
+    (fake.nvcc.parent / "fail").touch()
+    assert kernels_command._build_all(cache, planned(fake, 2), A100) == 1
+    (fake.nvcc.parent / "fail").unlink()
+    assert kernels_command._build_all(cache, planned(fake, 3), A100) == 1
+    told = capsys.readouterr()
+    assert told.err.count("FAILED (as before)") == 2
+    assert "built 1 kernels" in told.out
+    assert "quarantine" in told.out
+
+
+def test_two_compilers_at_once_and_no_more(fake, cache):
+    (fake.nvcc.parent / "wait").touch()
+    build = threading.Thread(target=kernels_command._build_all, args=(cache, planned(fake, 4), A100))
+    build.start()
+    wait_for(lambda: len(calls(fake)) == 2)
+    assert len(calls(fake)) == 2
+    (fake.nvcc.parent / "wait").unlink()
+    build.join(30)
+    assert not build.is_alive()
+    assert len(calls(fake)) == 4
+
+
+def test_kernels_are_listed_with_what_they_take(fake, cache, tmp_path, capsys):
+    kernels_command._build_all(cache, planned(fake, 2), A100)
+    capsys.readouterr()
+    assert main(["kernels", "ls", "--kernels-cache", str(tmp_path / "cache")]) == 0
+    told = capsys.readouterr().out
+    assert "REGISTERS" in told
+    assert "232" in told
+    assert "40 B" in told  # 16 bytes of spills stored, 24 loaded
+    assert "2 kernels in" in told
+    assert main(["kernels", "ls", "--arch", "75", "--kernels-cache", str(tmp_path / "cache")]) == 0
+    assert capsys.readouterr().out.startswith("0 kernels")
+
+
+def test_the_command_names_what_it_does_not_know(tmp_path, capsys):
+    assert main(["kernels", "build", "--arch", "70", "--kernels-cache", str(tmp_path)]) == 1
+    assert "architecture '70' is unknown, expected one of 75, 80" in capsys.readouterr().err
+    assert main(["kernels", "build", "--arch", "80", "--dtype", "f17", "--kernels-cache", str(tmp_path)]) == 1
+    assert "'f17' is unknown" in capsys.readouterr().err
+    assert main(["kernels", "ls", "--kernels-cache", str(tmp_path / "none")]) == 1
+    assert "no kernels cache" in capsys.readouterr().err
+
+
+# --- memory and slots
+
+
+@pytest.fixture
+def slots_in(tmp_path, monkeypatch):
+    """Slots of this test alone: whoever compiles on the machine meanwhile is not waited for."""
+    monkeypatch.setattr(slots, "_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def test_a_compiler_waits_for_memory(slots_in):
+    free = iter([1.0, 1.0, 9.0])
+    with compiler_slot(4.0, free=lambda: next(free)):
+        assert next(free, None) is None
+
+
+def test_a_compiler_that_never_gets_its_memory_says_so(slots_in):
+    with (
+        pytest.raises(BuildFailed, match=r"waited 0 s for a compiler's turn and 4.0 GiB; 1.0 are free"),
+        compiler_slot(4.0, patience_seconds=0.0, free=lambda: 1.0),
+    ):
+        pass
+
+
+def test_a_third_compiler_waits_for_one_of_two(slots_in):
+    with (
+        compiler_slot(0.1),
+        compiler_slot(0.1),
+        pytest.raises(BuildFailed, match="waited"),
+        compiler_slot(0.1, patience_seconds=0.0),
+    ):
+        pass
+    with compiler_slot(0.1):
+        pass
+
+
+def test_a_killed_process_gives_its_slots_back(slots_in):
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom hone.compiler.templates.cutlass import slots\n"
+        "slots._folder = lambda: Path(sys.argv[1])\n"
+        "with slots.compiler_slot(0.1), slots.compiler_slot(0.1):\n  print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(slots_in)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BuildFailed, match="waited"), compiler_slot(0.1, patience_seconds=0.0):
+            pass
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate()
+    with compiler_slot(0.1, patience_seconds=0.0):
+        pass
+
+
+def test_nvccs_first_error_is_what_is_told():
+    assert str(NvccFailed("exited with 1", "warning: x\nfoo.cu(3): error: y\nerror: z")) == (
+        "nvcc exited with 1: foo.cu(3): error: y"
+    )
+
+
+def wait_for(condition, seconds=30):
+    event, ticks = threading.Event(), int(seconds / 0.05)
+    for _ in range(ticks):
+        if condition():
+            return
+        event.wait(0.05)
+    raise AssertionError("it did not come to that")

@@ -1,0 +1,199 @@
+"""A machine with GPUs that are not there: NVML and the CUDA runtime by their own functions, memory in the host's.
+
+`FakeCudart` stands for the library that `CudaRuntime` loads: it takes the same ctypes arguments, so that everything
+above it is hone's own code. Streams run at once; events carry the time of a clock that tests set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+
+import numpy as np
+
+SUCCESS, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILURE, INVALID = 0, 2, 600, 719, 1
+H100 = {"name": "NVIDIA H100 80GB HBM3", "capability": (9, 0), "num_sms": 132, "l2_bytes": 50 << 20}
+
+
+class FakeCudart:
+    """`cards` are dicts like H100. `now_ns` is the device's clock, moved by whoever runs something."""
+
+    def __init__(self, cards=(H100,), *, free_bytes=1 << 34):
+        self.cards = list(cards)
+        self.free_bytes = free_bytes
+        self.now_ns = 0.0
+        self.slowdown = 1.0
+        """What launches take of their usual time, as when the clock goes down."""
+        self.failure = SUCCESS
+        self.hangs = False
+        self.pinned, self.streams, self.events, self.graphs = {}, set(), {}, {}
+        self.copies = []
+        self.handles = iter(range(1, 1 << 30))
+        self.device = 0
+        self.cudaGetErrorString = _ErrorString()
+
+    # --- devices
+
+    def cudaGetDeviceCount(self, found):
+        return _set(found, len(self.cards))
+
+    def cudaRuntimeGetVersion(self, found):
+        return _set(found, 13000)
+
+    def cudaDeviceGetPCIBusId(self, text, size, ordinal):
+        text.value = f"0000:{0x40 + ordinal.value:02X}:00.0".encode()
+        return SUCCESS
+
+    def cudaDeviceGetAttribute(self, found, number, ordinal):
+        card = self.cards[ordinal.value]
+        told = {
+            16: card["num_sms"],
+            38: card["l2_bytes"],
+            75: card["capability"][0],
+            76: card["capability"][1],
+            97: 227 << 10,
+        }
+        return _set(found, told[number.value])
+
+    def cudaSetDevice(self, ordinal):
+        self.device = ordinal.value
+        return SUCCESS if ordinal.value < len(self.cards) else 101
+
+    def cudaMemGetInfo(self, free, total):
+        _set(free, self.free_bytes)
+        return _set(total, 1 << 34) or self.failure
+
+    # --- memory
+
+    def cudaHostAlloc(self, address, size, flags):
+        block = np.zeros(size.value + 64, np.uint8)
+        start = block.ctypes.data + -block.ctypes.data % 64
+        self.pinned[start] = block
+        return _set(address, start)
+
+    def cudaFreeHost(self, address):
+        del self.pinned[address.value]
+        return SUCCESS
+
+    def cudaMemcpyAsync(self, to, source, size, kind, stream):
+        self.copies.append((kind.value, size.value))
+        assert stream.value in self.streams
+        host = source.value if kind.value == 1 else to.value
+        assert any(start <= host < start + block.nbytes for start, block in self.pinned.items()), "not pinned"
+        ctypes.memmove(to.value, source.value, size.value)
+        return self.failure
+
+    # --- streams, events, graphs
+
+    def cudaStreamCreateWithFlags(self, stream, flags):
+        handle = next(self.handles)
+        self.streams.add(handle)
+        return _set(stream, handle)
+
+    def cudaStreamDestroy(self, stream):
+        self.streams.remove(stream.value)
+        return SUCCESS
+
+    def cudaStreamSynchronize(self, stream):
+        return self.failure
+
+    def cudaEventCreate(self, event):
+        handle = next(self.handles)
+        self.events[handle] = None
+        return _set(event, handle)
+
+    def cudaEventDestroy(self, event):
+        del self.events[event.value]
+        return SUCCESS
+
+    def cudaEventRecord(self, event, stream):
+        self.events[event.value] = self.now_ns
+        return SUCCESS
+
+    def cudaEventQuery(self, event):
+        return NOT_READY if self.hangs else self.failure
+
+    def cudaStreamBeginCapture(self, stream, mode):
+        self.captured_at = self.now_ns
+        return self.failure
+
+    def cudaStreamEndCapture(self, stream, graph):
+        """Launches run at once all the same; what they took is what a replay takes."""
+        handle = next(self.handles)
+        self.graphs[handle] = (self.now_ns - self.captured_at) / self.slowdown
+        self.now_ns = self.captured_at
+        return _set(graph, handle)
+
+    def cudaGraphInstantiate(self, ready, graph, flags):
+        return _set(ready, graph.value)
+
+    def cudaGraphDestroy(self, graph):
+        return SUCCESS
+
+    def cudaGraphLaunch(self, graph, stream):
+        self.now_ns += self.graphs[graph.value] * self.slowdown
+        return self.failure
+
+    def cudaGraphExecDestroy(self, graph):
+        del self.graphs[graph.value]
+        return SUCCESS
+
+    def cudaEventElapsedTime(self, found, first, last):
+        return _set(found, (self.events[last.value] - self.events[first.value]) / 1e6)
+
+
+def _set(reference, value):
+    """Write through ctypes.byref."""
+    reference._obj.value = value
+    return SUCCESS
+
+
+class _ErrorString:
+    restype = None
+
+    def __call__(self, code):
+        return {LAUNCH_FAILURE: b"unspecified launch failure", OUT_OF_MEMORY: b"out of memory"}.get(
+            code.value, b"failed"
+        )
+
+
+class FakeNvml:
+    """As much of `pynvml` as device keys need; `readings` replace or take away (None) what a card tells."""
+
+    NVML_CLOCK_MEM = 2
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, **readings):
+        told = {
+            "Name": "NVIDIA H100 80GB HBM3",
+            "UUID": "GPU-11111111",
+            "MemoryInfo": types.SimpleNamespace(total=80 << 30, free=70 << 30, used=10 << 30),
+            "MaxClockInfo": 2619,
+            "MemoryBusWidth": 5120,
+            "EnforcedPowerLimit": 700_000,
+            "MigMode": [0, 0],
+        }
+        self.readings = {**told, **readings}
+        self.driver = readings.get("Driver", "580.65.06")
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus):
+        assert bus.startswith("0000:"), bus
+        return bus
+
+    def nvmlSystemGetDriverVersion(self):
+        return self.driver
+
+    def __getattr__(self, name):
+        reading = name.removeprefix("nvmlDeviceGet")
+        if reading not in self.readings:
+            raise AttributeError(name)
+
+        def read(device, *arguments):
+            value = self.readings[reading]
+            if value is None:
+                raise self.NVMLError("Not Supported")
+            return value
+
+        return read

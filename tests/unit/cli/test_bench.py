@@ -1,0 +1,160 @@
+"""`hone bench`: what it asks of a server, what it leaves behind, and what it tells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.cli.load import Load, Measured
+from hone.cli.main import main
+
+QUICK = ("--duration", "0.05")
+
+
+def run(model_server: Any, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    code = main(["bench", "m", "--url", model_server.url, *QUICK, *flags])
+    return code, *capsys.readouterr()
+
+
+def test_both_engines_in_turn_and_the_tuned_one_at_the_end(model_server, capsys) -> None:
+    code, out, _ = run(model_server, capsys, "--json")
+    assert code == 0
+    assert model_server.calls == ["I", "pin_baseline", "I", "start", "I"], "the probe, tuned, baseline twice, tuned"
+    assert model_server.state == "tuned"
+    told = json.loads(out)
+    assert told["engines"] == ["baseline", "tuned"]
+    assert [line["engine"] for line in told["results"]] == ["baseline", "tuned"]
+    for line in told["results"]:
+        assert line["num_requests"] > 0
+        assert line["num_errors"] == 0
+        assert line["p50_us"] <= line["p99_us"] <= line["max_us"]
+
+
+def test_what_was_paused_is_paused_again(model_server, capsys) -> None:
+    model_server.state = "paused"
+    assert run(model_server, capsys, "--rounds=1")[0] == 0
+    assert model_server.calls == ["I", "pin_baseline", "I", "start", "pause"]
+
+
+def test_the_server_goes_back_whatever_happens(model_server, capsys) -> None:
+    model_server.refuse = 1
+
+    class Broken(Exception):
+        pass
+
+    def post(path: str, body: bytes) -> tuple[int, Any]:
+        if path.endswith("/infer") and model_server.calls[-1:] == ["pin_baseline"]:
+            model_server._server.RequestHandlerClass.close_connection = True
+            raise ConnectionAbortedError
+        return type(model_server).post(model_server, path, body)
+
+    model_server.post = post
+    model_server._server.handle_error = lambda *arguments: None
+    code, out, err = run(model_server, capsys, "--rounds=1")
+    assert code == 1
+    assert out == ""
+    assert "no server at" in err
+    assert model_server.calls[-1] == "start"
+
+
+def test_the_engine_of_now_leaves_tuning_alone(model_server, capsys) -> None:
+    code, out, _ = run(model_server, capsys, "--engine=current", "--json")
+    assert code == 0
+    assert model_server.calls == ["I"]
+    assert json.loads(out)["engines"] == ["current"]
+
+
+def test_what_does_not_run_tuned_is_measured_alone(model_server, capsys) -> None:
+    code, out, _ = run(model_server, capsys, "--batch=2")
+    assert code == 0
+    assert "IN:FP32[2,4] does not run tuned" in out
+    assert model_server.calls == ["I"]
+
+
+def test_side_by_side(model_server, capsys) -> None:
+    code, out, _ = run(model_server, capsys, "--clients=1,2", "--rate=200")
+    assert code == 0
+    assert out.splitlines()[0] == f"m at {model_server.url}, IN:FP32[1,4]"
+    for head in ("closed loop, 1 client", "closed loop, 2 clients", "open loop, 200 requests/s"):
+        assert head in out.splitlines()
+    assert sum("tuned is" in line for line in out.splitlines()) == 3
+    assert "\x1b" not in out
+    assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_csv_to_a_file_and_to_standard_output(model_server, capsys, tmp_path: Path) -> None:
+    code, out, _ = run(model_server, capsys, "--clients=1,2", "--csv", str(tmp_path / "b.csv"))
+    assert code == 0
+    assert "closed loop" in out
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "b.csv").read_text())))
+    assert [(line["clients"], line["engine"]) for line in lines] == [
+        ("1", "baseline"), ("1", "tuned"), ("2", "baseline"), ("2", "tuned"),
+    ]  # fmt: skip
+    assert all(float(line["p99_us"]) > 0 for line in lines)
+    code, out, _ = run(model_server, capsys, "--csv", "-")
+    assert len(list(csv.DictReader(io.StringIO(out)))) == 2
+
+
+def test_inputs_come_from_files(model_server, capsys, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[1, 2, 3, 4]")
+    code, _, _ = run(model_server, capsys, "--engine=current", f"--input=IN={tmp_path / 'x.json'}", "--batch=2")
+    assert code == 0
+    row = struct.pack("<4f", 1, 2, 3, 4)
+    assert all(body.endswith(row + row) for body in model_server.requests)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--duration=0",), "--duration: expected 0.05 to 3600, found 0"),
+        (("--rounds=0",), "--rounds: expected 1"),
+        (("--clients=0",), "--clients: expected 1 to 256, found 0"),
+        (("--rate=0",), "--rate: expected"),
+        (("--batch=0",), "--batch: expected 1"),
+        (("--input=X=f",), "the model has no input 'X', it has IN"),
+        (("--input=IN",), "expected INPUT=FILE"),
+        (("--shape=IN:5",), "expected sizes (without the batch) that fit [4], found [5]"),
+        (("--shape=IN:axb",), "expected sizes such as 3x224x224, found 'axb'"),
+        (("--model-version=7",), "404"),
+    ],
+)
+def test_flags_that_make_no_sense(model_server, capsys, flags: tuple[str, ...], expected: str) -> None:
+    code = main(["bench", "m", "--url", model_server.url, *flags])
+    told = capsys.readouterr()
+    assert (code, told.out) == (1, "")
+    assert expected in told.err
+
+
+def test_a_refusal_at_the_start_ends_it(model_server, capsys) -> None:
+    model_server.refuse = -1
+    code, out, err = run(model_server, capsys)
+    assert (code, out) == (1, "")
+    assert '400: {"error": "no"}' in err
+    assert len(model_server.requests) == 1
+
+
+def test_errors_on_the_way_are_counted(model_server, capsys) -> None:
+    model_server.refuse = 3
+    code, out, err = run(model_server, capsys, "--engine=current", "--json")
+    assert code == 1
+    [line] = json.loads(out)["results"]
+    assert line["num_errors"] > 0
+    assert "error(s), the first: 400" in err
+
+
+def test_quantiles_are_latencies_that_occurred() -> None:
+    measured = Measured([float(value) for value in range(100, 0, -1)], seconds=2.0)
+    told = measured.summary()
+    assert (told["p50_us"], told["p99_us"], told["p99.9_us"], told["max_us"]) == (50.0, 99.0, 100.0, 100.0)
+    assert told["requests_per_second"] == 50.0
+    assert Measured().summary()["p50_us"] is None
+
+
+def test_loads_have_names() -> None:
+    assert [load.text for load in (Load(1), Load(4), Load(64, 12.5))] == ["1 client", "4 clients", "12.5 requests/s"]

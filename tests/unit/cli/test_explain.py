@@ -1,0 +1,104 @@
+"""`hone explain` on a model that was never tuned: all of it, with the templates' first guesses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import onnx
+import pytest
+from onnx import helper, parser
+
+from hone.cli.explain import _headline, _print
+
+MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+net (float[batch, 8, 6, 6] x) => (float[batch, 4] y) {
+    a = Conv<pads = [1, 1, 1, 1], kernel_shape = [3, 3]>(x, w)
+    b = Relu(a)
+    c = GlobalAveragePool(b)
+    d = Flatten(c)
+    y = MatMul(d, v)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repository")
+    folder = root / "net" / "1"
+    folder.mkdir(parents=True)
+    model = parser.parse_model(MODEL)
+    for name, dims in (("w", [16, 8, 3, 3]), ("v", [16, 4])):
+        size = 1
+        for dim in dims:
+            size *= dim
+        values = [((i * 7) % 13 - 6) / 20 for i in range(size)]
+        model.graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, dims, values))
+    onnx.save(model, folder / "model.onnx")
+    (root / "net" / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 4\n')
+    return root
+
+
+def explain(repository, tmp_path, *arguments):
+    command = [sys.executable, "-m", "hone", "explain", "net", "--model-repository", str(repository)]
+    command += ["--kernels-cache", str(tmp_path / "cache"), "--rounds", "2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_json_and_trace_tell_both_sides(repository, tmp_path):
+    trace = tmp_path / "trace.json"
+    ran = explain(repository, tmp_path, "--batch", "2", "--json", "--trace", str(trace))
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["signature"] == "x:FP32[2,8,6,6]"
+    assert any(group["template"].startswith("cpu.conv2d") for group in told["tuned"]["groups"])
+    assert sum(group["share"] for group in told["tuned"]["groups"]) == pytest.approx(1.0)
+    assert any(node["op"] == "Conv" for node in told["baseline"]["nodes"])
+    assert any(layer["what"] == "convolution 16x8x3x3 to 72 pixels" for layer in told["layers"])
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+
+
+def test_a_model_that_is_not_there_is_told(repository, tmp_path):
+    command = [sys.executable, "-m", "hone", "explain", "absent", "--model-repository", str(repository)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 1
+    assert "absent" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_no_batch_is_refused(repository, tmp_path):
+    ran = explain(repository, tmp_path, "--batch", "0")
+    assert ran.returncode == 1
+    assert "expected 1 or more" in ran.stderr
+
+
+TOLD = {
+    "model": "net",
+    "version": "1",
+    "signature": "x:FP32[1,4]",
+    "precision": "f32",
+    "roofline": {"gflops": 100.0, "num_threads": 2},
+    "tuned": {"microseconds": 30.0, "overhead_microseconds": 1.0, "groups": []},
+    "baseline": {"microseconds": 20.0, "nodes": [{"op": "Gemm", "share": 1.0}]},
+    "layers": [{"what": "product of depth 4", "tuned_us": 30.0, "baseline_us": 20.0, "lost": True}],
+}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "expected"),
+    [
+        (None, "not tuned here"),
+        ({"engine": "tvm", "speedup": 1.5}, "promoted, 1.50 times"),
+        ({"engine": "onnxruntime", "reason": "it is slower", "outcome": "refused"}, "not promoted: it is slower"),
+    ],
+)
+def test_the_first_line_tells_whether_it_was_promoted_and_why_not(bucket, expected):
+    assert expected in _headline({**TOLD, "bucket": bucket})
+
+
+def test_what_lost_is_named(capsys):
+    _print({**TOLD, "bucket": None})
+    assert "Lost to the baseline: product of depth 4 (+10.0 us)" in capsys.readouterr().out

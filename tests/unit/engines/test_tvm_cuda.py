@@ -1,0 +1,221 @@
+"""The engine for GPUs on a device that stands for one: hone's own code, a fake CUDA runtime, the host's memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from hone.engines.cuda_device import CPU_TYPE, CudaDevice
+from hone.engines.cuda_runtime import CudaError, CudaRuntime
+from hone.engines.pinned import PinnedPool
+from hone.engines.tvm import PackedWeights
+from hone.engines.tvm_artifact import KERNEL_FILE
+from hone.engines.tvm_cuda import TvmCudaEngine
+from hone.engines.tvm_runtime import TvmRuntime
+from hone.errors import EngineError
+from hone.specialization import DEVICE_ORDINAL
+from tests.fake_cuda import H100, LAUNCH_FAILURE, OUT_OF_MEMORY, FakeCudart
+from tests.unit.engines.tvm_artifacts import CONSTANTS, MANIFEST, MODEL, baseline, compile_to, small_network
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("artifact")
+    return compile_to(place / "made", small_network(place / "small.onnx", batch=2))
+
+
+@pytest.fixture(scope="module")
+def tvm_runtime():
+    return TvmRuntime.load(1)
+
+
+@pytest.fixture
+def cudart():
+    return FakeCudart([H100, H100])
+
+
+@pytest.fixture
+def devices(cudart, tvm_runtime):
+    cuda = CudaRuntime(cudart)
+    return [CudaDevice(cuda, tvm_runtime, ordinal, device_type=CPU_TYPE) for ordinal in range(2)]
+
+
+def load(folder, devices, packed=None):
+    manifest = json.loads((folder / MANIFEST).read_text())
+
+    def constants(_):
+        with np.load(folder / CONSTANTS) as file:
+            return dict(file)
+
+    return TvmCudaEngine.load(
+        folder,
+        manifest,
+        model=folder / MODEL,
+        kernels={digest: folder / "kernels" / digest / KERNEL_FILE for digest in manifest["kernels"]},
+        constants=constants,
+        devices=devices,
+        packed=packed or PackedWeights(),
+    )
+
+
+def image(seed=0):
+    return {"x": np.random.default_rng(seed).standard_normal((2, 3, 12, 12)).astype(np.float32)}
+
+
+def test_it_answers_as_the_baseline_does(folder, devices):
+    instance = load(folder, devices[:1]).instantiate()
+    for seed in range(3):
+        (found,) = instance.run(image(seed), ["y"])
+        (expected,) = baseline(folder / MODEL, image(seed), ["y"])
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_tensor_is_copied_once_and_from_pinned_memory(folder, devices, cudart):
+    instance = load(folder, devices[:1]).instantiate()
+    cudart.copies.clear()
+    instance.run(image(), ["y"])
+    assert cudart.copies == [(1, 2 * 3 * 12 * 12 * 4), (2, 2 * 10 * 4)]
+
+
+def test_answers_are_not_overwritten_while_they_live(folder, devices):
+    instance = load(folder, devices[:1]).instantiate()
+    (first,) = instance.run(image(0), ["y"])
+    kept = first.copy()
+    (second,) = instance.run(image(1), ["y"])
+    np.testing.assert_array_equal(first, kept)
+    assert not np.array_equal(first, second)
+
+
+def test_pinned_memory_comes_back(folder, devices):
+    device = devices[0]
+    instance = load(folder, [device]).instantiate()
+    instance.run(image(0), ["y"])
+    taken = device.pinned.num_bytes
+    for seed in range(5):
+        instance.run(image(seed), ["y"])
+    assert device.pinned.num_bytes == taken
+
+
+def test_streams_go_with_instances(folder, devices, cudart):
+    engine = load(folder, devices[:1])
+    instance = engine.instantiate()
+    assert len(cudart.streams) == 1
+    del instance
+    gc.collect()
+    assert not cudart.streams
+
+
+def test_each_card_has_its_weights_and_its_threads(folder, devices):
+    packed = PackedWeights()
+    engine = load(folder, devices, packed)
+    one = load(folder, devices[:1], packed)
+    num_weights = packed.num_weights
+    assert num_weights % 2 == 0
+    chosen = []
+
+    def work(ordinal):
+        DEVICE_ORDINAL.set(ordinal)
+        instance = engine.instantiate()
+        chosen.append((ordinal, instance._device.ordinal))
+        (found,) = instance.run(image(), ["y"])
+        (expected,) = one.instantiate().run(image(), ["y"])
+        np.testing.assert_array_equal(found, expected)
+
+    threads = [threading.Thread(target=work, args=(ordinal,)) for ordinal in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(chosen) == [(0, 0), (1, 1)]
+    assert packed.num_weights == num_weights
+
+
+def test_a_failed_device_is_an_engine_error(folder, devices, cudart):
+    instance = load(folder, devices[:1]).instantiate()
+    cudart.failure = LAUNCH_FAILURE
+    with pytest.raises(CudaError, match="unspecified launch failure") as raised:
+        instance.run(image(), ["y"])
+    assert isinstance(raised.value, EngineError)
+    assert raised.value.is_poisoning
+
+
+def test_wrong_inputs_are_named(folder, devices):
+    instance = load(folder, devices[:1]).instantiate()
+    with pytest.raises(EngineError, match="input 'x' is missing"):
+        instance.run({}, ["y"])
+    with pytest.raises(EngineError, match=r"input 'x' is float64 \[2, 3, 12, 12\], expected float32"):
+        instance.run({"x": image()["x"].astype(np.float64)}, ["y"])
+    with pytest.raises(EngineError, match="output 'z' is unknown"):
+        instance.run(image(), ["z"])
+
+
+def test_a_closed_engine_says_so(folder, devices):
+    engine = load(folder, devices[:1])
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.instantiate()
+
+
+def test_large_inputs_go_in_parts(devices, cudart):
+    device = devices[0]
+    stream = device.cuda.create_stream()
+    array = np.random.default_rng(0).standard_normal((5, 300, 301)).astype(np.float32)
+    cudart.copies.clear()
+    tensor = device.tensor_of(array, stream)
+    assert len(cudart.copies) == 2
+    back = device.download(tensor, array.shape, array.dtype, stream)
+    np.testing.assert_array_equal(back, array)
+
+
+def test_an_empty_tensor_is_no_copy(devices, cudart):
+    device = devices[0]
+    stream = device.cuda.create_stream()
+    tensor = device.tensor_of(np.empty((0, 4), np.float32), stream)
+    assert device.download(tensor, (0, 4), np.float32, stream).shape == (0, 4)
+    assert not cudart.copies
+
+
+def test_a_pool_keeps_no_more_than_it_may(cudart):
+    pool = PinnedPool(CudaRuntime(cudart), keep_bytes=1 << 16)
+    arrays = [pool.take(40_000) for _ in range(3)]
+    assert pool.num_bytes == 3 << 16
+    arrays.clear()
+    gc.collect()
+    assert pool.num_bytes == 1 << 16
+    pool.close()
+    assert pool.num_bytes == 0 and not cudart.pinned
+
+
+def test_a_view_keeps_its_block(cudart):
+    pool = PinnedPool(CudaRuntime(cudart))
+    part = pool.take(100)[10:20]
+    part[:] = 7
+    other = pool.take(100)
+    other[:] = 1
+    assert (part == 7).all()
+
+
+def test_without_a_driver_the_real_runtime_says_what_is_missing():
+    cuda = CudaRuntime.load()
+    assert cuda.runtime_version >= 13000
+    try:
+        num_devices = cuda.num_devices
+    except CudaError as problem:
+        assert "driver" in str(problem) or "device" in str(problem)
+        assert not problem.is_poisoning
+    else:
+        assert num_devices >= 0
+
+
+def test_a_missing_runtime_is_told(tmp_path):
+    with pytest.raises(EngineError, match="install nvidia-cuda-runtime"):
+        CudaRuntime.load([tmp_path / "libcudart.so.13"])
+
+
+def test_out_of_memory_is_told_apart():
+    error = CudaError("cudaHostAlloc", OUT_OF_MEMORY, "out of memory")
+    assert error.is_out_of_memory and not error.is_poisoning
