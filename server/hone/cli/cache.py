@@ -26,29 +26,33 @@ def add_parser(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    listed = _action(actions, "ls", _list, "list entries, the most recently used first")
+    listed = add_action(actions, "ls", _list, "list entries, the most recently used first", run)
     listed.add_argument("--kind", choices=("kernels", "decisions", "artifacts", "constants"), help="only these")
 
-    show = _action(actions, "show", _show, "print an entry's manifest, its device and what is held against it")
+    show = add_action(actions, "show", _show, "print an entry's manifest, its device and what is held against it", run)
     show.add_argument("digest", help="the entry's digest, or its beginning")
 
-    _action(actions, "quarantine", _quarantined, "list artifacts that may not serve, and why; and suspects")
+    add_action(actions, "quarantine", _quarantined, "list artifacts that may not serve, and why; and suspects", run)
 
-    pardon = _action(actions, "pardon", _pardon, "forget what is held against an artifact, so that it is tried again")
+    pardon = add_action(
+        actions, "pardon", _pardon, "forget what is held against an artifact, so that it is tried again", run
+    )
     pardon.add_argument("digest", help="the artifact's digest, or its beginning")
 
-    verify = _action(actions, "verify", _verify, "hash every file; exit code 1 if an entry is not sound")
+    verify = add_action(actions, "verify", _verify, "hash every file; exit code 1 if an entry is not sound", run)
     verify.add_argument("--remove", action="store_true", help="remove entries that are corrupt or incomplete")
 
-    clean = _action(actions, "gc", _collect, "remove unusable entries, what dead processes left, and the least used")
+    clean = add_action(
+        actions, "gc", _collect, "remove unusable entries, what dead processes left, and the least used", run
+    )
     clean.add_argument(
         "--max-size", type=parse_size, metavar="SIZE", help="bytes that may stay, such as 500M or 2GiB (default: all)"
     )
 
-    export = _action(actions, "export", _export, "write all sound entries into a tar file")
+    export = add_action(actions, "export", _export, "write all sound entries into a tar file", run)
     export.add_argument("file", type=Path)
 
-    taken = _action(actions, "import", _import, "take decisions over from an export")
+    taken = add_action(actions, "import", _import, "take decisions over from an export", run)
     taken.add_argument("file", type=Path)
     taken.add_argument(
         "--trust-binaries",
@@ -75,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     return int(arguments.act(cache, arguments))
 
 
-def _action(actions: Any, name: str, act: Any, text: str) -> argparse.ArgumentParser:
+def add_action(actions: Any, name: str, act: Any, text: str, run: Any) -> argparse.ArgumentParser:
+    """A command of those that work on a kernels cache: `run` opens it and calls `act`."""
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
     parser.add_argument(
         "--kernels-cache", default=argparse.SUPPRESS, metavar="DIR", help="folder of the cache (default: kernels_cache)"

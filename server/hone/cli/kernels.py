@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.cli.cache import add_action
 from hone.cli.settings import read_settings
 from hone.errors import InvalidRequest, NotFound
 
@@ -31,14 +32,16 @@ def add_parser(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    build = _action(actions, "build", _build, "build kernels for an architecture into the kernels cache; no GPU needed")
+    build = add_action(
+        actions, "build", _build, "build kernels for an architecture into the kernels cache; no GPU needed", run
+    )
     build.add_argument("--arch", required=True, help="architecture: 75, 80, 86, 89, 90a or 100a")
     build.add_argument("--family", default="gemm,conv2d", metavar="NAMES", help="of gemm, conv2d, depthwise")
     build.add_argument("--dtype", default="f16", metavar="NAMES", help="of f16, bf16, tf32, f32, int8")
     build.add_argument("--limit", type=_count, metavar="N", help="the N most useful kernels only")
     build.add_argument("--dry-run", action="store_true", help="print what would be built")
 
-    listed = _action(actions, "ls", _list, "list kernels for GPUs with the compiler's report of what they take")
+    listed = add_action(actions, "ls", _list, "list kernels for GPUs with the compiler's report of what they take", run)
     listed.add_argument("--arch", help="only of this architecture")
 
 
@@ -51,17 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not creates and arguments.action == "ls" and not cache.exists:
         raise NotFound(f"no kernels cache in {root}: there is no {cache.path}; name another with --kernels-cache")
     return int(arguments.act(cache, arguments))
-
-
-def _action(actions: Any, name: str, act: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
-    parser.add_argument(
-        "--kernels-cache", default=argparse.SUPPRESS, metavar="DIR", help="folder of the cache (default: kernels_cache)"
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the server's settings")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run, act=act)
-    return parser
 
 
 def _count(text: str) -> int:

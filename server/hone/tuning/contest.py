@@ -14,20 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
-
-import numpy as np
 
 from hone.compiler.build import BuildFailed
 from hone.compiler.roofline import is_bf16
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import BuiltKernel, Candidate, Template
-from hone.compiler.templates.packing import Packer, tensor_of
 from hone.compiler.templates.registry import templates_for
-from hone.compiler.workload import TensorType, Workload
-from hone.engines.tvm import aligned_empty
-from hone.types import NUMPY_DTYPES, Array
+from hone.compiler.workload import Workload
+from hone.tuning.operands import Expected, Operands, num_turns
+from hone.types import Array
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +35,6 @@ _FINAL_ROUNDS = 7
 _SAMPLE_NS = 500_000
 _NUM_SAMPLES = 3
 _MAX_REPEATS = 1000
-#: Weights that are so many times smaller than the second cache are measured where they are.
-_MAX_TURNS = 16
 #: Candidates in a row that may be no better, by the nanoseconds of the best: there is little to win in short kernels.
 _PATIENCE = ((20_000, 4), (100_000, 6), (500_000, 10), (float("inf"), 14))
 _BETTER = 0.98
@@ -54,7 +48,6 @@ _AT_LIMIT = 1.04
 _MIN_HEADROOM, _HOPE = 0.15, 0.8
 #: Candidates compute the same sums in other orders, or (Winograd, bfloat16) with other roundings.
 _TOLERANCE, _BF16_TOLERANCE = 2e-3, 4e-2
-_DTYPES = {dtype.name: dtype for datatype, dtype in NUMPY_DTYPES.items() if datatype != "BYTES"}
 
 
 @dataclass(slots=True)
@@ -108,8 +101,8 @@ class Contest:
     _ns: dict[Candidate, float] = field(default_factory=dict)
     _kernels: dict[Candidate, BuiltKernel] = field(default_factory=dict)
     """Of the fastest few."""
-    _expected: _Expected | None = None
-    _data: _Data | None = None
+    _expected: Expected | None = None
+    _data: Operands | None = None
 
     def __post_init__(self) -> None:
         for template in templates_for(self.workload, self.target):
@@ -273,7 +266,7 @@ class Contest:
                 return
             if self._expected is None:
                 tolerance = _BF16_TOLERANCE if is_bf16(self.workload) else _TOLERANCE
-                self._expected = _Expected(self._reference(output), tolerance)
+                self._expected = Expected(self._reference(output), tolerance)
             if not self._expected.matches(output):
                 _log.warning("candidate %s of %s computes something else", candidate, self.workload)
                 self.counts.num_failed += 1
@@ -313,7 +306,7 @@ class Contest:
 
     def _tensors(self, candidate: Candidate) -> list[Any]:
         if self._data is None:
-            self._data = _Data(self.workload)
+            self._data = Operands(self.workload)
         return self._data.tensors(self._template(candidate), candidate, self.target)
 
     def _template(self, candidate: Candidate) -> Template:
@@ -348,75 +341,3 @@ class Contest:
         for at in range(repeats):
             kernel(*turns[at % len(turns)])
         return (self.clock() - started) / repeats
-
-
-class _Data:
-    """Random arrays for a workload: its inputs, and the output. Packed inputs are made when a kernel wants them."""
-
-    def __init__(self, workload: Workload) -> None:
-        generator = np.random.default_rng(0)
-        self.inputs = [_random(tensor, generator) for tensor in workload.inputs]
-        self.output = aligned_empty(workload.output.shape, _DTYPES[workload.output.dtype])
-        self._packer = Packer(workload, self.inputs)
-        self._weights = workload.weights
-
-    @property
-    def num_bytes(self) -> int:
-        """With as much again for what is packed."""
-        return 2 * int(sum(array.nbytes for array in (*self.inputs, self.output)))
-
-    def poison(self) -> None:
-        """Leave nothing in the output that a kernel could pass off as its own."""
-        self.output[...] = 0 if self.output.dtype.kind in "biu" else np.nan  # bfloat16 is of no kind that numpy knows
-
-    def tensors(self, template: Template, candidate: Candidate, target: CpuTarget) -> list[Any]:
-        """The arguments of the candidate's kernel. What candidates pack alike exists once."""
-        return [tensor_of(array) for array in (*self._packer.pack(template, candidate, target), self.output)]
-
-    def weight_bytes(self, template: Template, candidate: Candidate, target: CpuTarget) -> int:
-        arrays = self._packer.pack(template, candidate, target)
-        return sum(arrays[at].nbytes for at in self._weights)
-
-    def copies(self, template: Template, candidate: Candidate, target: CpuTarget) -> list[Any]:
-        """The same arguments, with weights of their own."""
-        arrays = self._packer.pack(template, candidate, target)
-        for at in self._weights:
-            copy = aligned_empty(arrays[at].shape, arrays[at].dtype)
-            copy[...] = arrays[at]
-            arrays[at] = copy
-        return [tensor_of(array) for array in (*arrays, self.output)]
-
-
-def num_turns(weight_bytes: int, target: CpuTarget) -> int:
-    """How many copies of weights exceed the second cache by so much that none is there when its turn comes again."""
-    if weight_bytes * _MAX_TURNS < target.l2_bytes:
-        return 1  # so few that it hardly matters where they are
-    return max(1, ceil(2 * target.l2_bytes / weight_bytes))
-
-
-def _random(tensor: TensorType, generator: np.random.Generator) -> Array:
-    dtype = _DTYPES[tensor.dtype]
-    array = aligned_empty(tensor.shape, dtype)
-    if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-        array[...] = generator.integers(0, 2, tensor.shape)
-    elif dtype == np.float32:
-        generator.random(dtype=np.float32, out=array)
-        array += np.float32(0.1)
-    else:
-        array[...] = generator.uniform(0.1, 1.1, tensor.shape)
-    return array
-
-
-class _Expected:
-    """Outputs that other candidates' must be close to."""
-
-    def __init__(self, values: Array, tolerance: float) -> None:
-        self._values = values.astype(np.float32)
-        size = np.abs(self._values)
-        scale = float(np.sqrt(np.mean(np.square(size), dtype=np.float64))) if values.size else 0.0
-        self._allowed = tolerance * np.maximum(size, np.float32(scale))
-
-    def matches(self, found: Array) -> bool:
-        """NaN is close to nothing: a place that was not written is a failure."""
-        difference = np.subtract(found, self._values, dtype=np.float32)
-        return bool(np.all(np.abs(difference, out=difference) <= self._allowed))

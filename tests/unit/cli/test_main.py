@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import shutil
 import subprocess
@@ -90,7 +89,6 @@ def test_a_reader_that_has_enough() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("shtab") is None, reason="shtab makes the scripts, and is not installed")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
@@ -102,7 +100,6 @@ def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
         subprocess.run([checker, "-n"], input=script, text=True, timeout=60, check=True)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("shtab") is None, reason="shtab makes the scripts, and is not installed")
 def test_bash_completes_commands_flags_and_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out

@@ -13,7 +13,8 @@ from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.registry import templates_for
 from hone.compiler.workload import TensorType, Workload
 from hone.tuning import contest as module
-from hone.tuning.contest import MAX_CANDIDATES, Contest, SearchCounts, num_turns
+from hone.tuning.contest import MAX_CANDIDATES, Contest, SearchCounts
+from hone.tuning.operands import num_turns
 
 VECTOR = TensorType((64,), "float32")
 DOUBLING = Workload("double", (VECTOR,), VECTOR)

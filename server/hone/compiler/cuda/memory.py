@@ -9,30 +9,13 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from hone.compiler.phases.memory import plan_memory
 from hone.compiler.phases.packing import TRANSFORM
 
 
-def plan_memory(mod: tvm.IRModule, *, capture: bool) -> tvm.IRModule:
+def plan_gpu_memory(mod: tvm.IRModule, *, capture: bool) -> tvm.IRModule:
     """With `capture`, runs of kernels in planned memory become functions that the VM captures and replays."""
-    before = [
-        relax.transform.RewriteDataflowReshape(),
-        relax.transform.ToNonDataflow(),
-        relax.transform.RemovePurityChecking(),
-        relax.transform.CallTIRRewrite(),
-        relax.transform.StaticPlanBlockMemory(),
-    ]
-    after = [
-        relax.transform.LowerAllocTensor(),
-        relax.transform.KillAfterLastUse(),
-        relax.transform.LowerRuntimeBuiltin(),
-        relax.transform.ComputePrimValue(),
-        relax.transform.VMShapeLower(),
-        relax.transform.AttachGlobalSymbol(),
-    ]
-    mod = tvm.transform.Sequential(before)(mod)
-    if capture:
-        mod = _captured(mod)
-    return tvm.transform.Sequential(after)(mod)
+    return plan_memory(mod, _captured if capture else None)
 
 
 def _captured(mod: tvm.IRModule) -> tvm.IRModule:

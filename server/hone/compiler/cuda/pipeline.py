@@ -22,7 +22,7 @@ from hone.compiler.cuda.build import build_module
 from hone.compiler.cuda.integers import convert_integers
 from hone.compiler.cuda.layout import channels_last
 from hone.compiler.cuda.means import means_as_sums
-from hone.compiler.cuda.memory import plan_memory
+from hone.compiler.cuda.memory import plan_gpu_memory
 from hone.compiler.cuda.padding import Padding, find_paddings, pad
 from hone.compiler.cuda.partition import Templates, Wanted, partition, wanted
 from hone.compiler.cuda.precision import STORED, convert_precision
@@ -134,7 +134,7 @@ CODE_PHASES: tuple[CudaPhase, ...] = (
     ("8 schedule", _schedule),
     (
         "9 plan memory",
-        lambda mod, compilation: plan_memory(mod, capture=compilation.capture and not compilation.target.twin),
+        lambda mod, compilation: plan_gpu_memory(mod, capture=compilation.capture and not compilation.target.twin),
     ),
 )
 #: Phase 10, build, makes machine code of all of it; phase 11, export, writes files (`compiler/artifact.py`).
