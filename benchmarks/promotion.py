@@ -72,7 +72,7 @@ def with_other_weights(source: Path, target: Path, max_batch_size: int) -> None:
     """The same operators and shapes with other weights: another model to every cache that goes by the graph. With a
     larger batch it has workloads of its own beside those that it shares."""
     model = onnx.load(source / "1" / "model.onnx")
-    generator = np.random.default_rng(5)
+    generator = np.random.default_rng(list(target.name.encode()))
     for tensor in model.graph.initializer:
         values = numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.ndim > 1:

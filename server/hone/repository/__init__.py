@@ -7,10 +7,11 @@ from hone.repository.definition import ModelDefinition
 from hone.repository.layout import ModelFolder, check_model_name
 from hone.repository.poller import PollResult, RepositoryPoller
 from hone.repository.repository import ModelRepository
-from hone.repository.shapes import to_client, to_engine
+from hone.repository.shapes import VARIABLE, to_client, to_engine
 from hone.repository.warmup import WarmupSample, warmup_samples
 
 __all__ = [
+    "VARIABLE",
     "ModelDefinition",
     "ModelFolder",
     "ModelRepository",

@@ -69,9 +69,11 @@ class SearchCounts:
 class Ranked:
     candidate: Candidate
     ns: float
+    turn: int = 0
+    """When it was measured: the how manieth."""
 
     def fields(self) -> dict[str, Any]:
-        return {**self.candidate.fields(), "ns": self.ns}
+        return {**self.candidate.fields(), "ns": self.ns, "turn": self.turn}
 
 
 @dataclass(slots=True)
@@ -87,8 +89,8 @@ class _Entrant:
 
 @dataclass(slots=True)
 class Contest:
-    """One workload, which an inference calls `num_calls` times. `known` are candidates that were measured before, with
-    their nanoseconds; `limit_ns` is what the roofline says a call takes at least."""
+    """One workload, which an inference calls `num_calls` times. `known` are candidates that were measured before, in
+    their order, with their nanoseconds; `limit_ns` is what the roofline says a call takes at least."""
 
     workload: Workload
     num_calls: int
@@ -109,8 +111,8 @@ class Contest:
             candidates = list(template.candidates(self.workload, self.target))
             entrant = _Entrant(template, deque(candidate for candidate in candidates if candidate not in self.known))
             self._entrants.append(entrant)
-            for candidate in candidates:
-                if candidate in self.known:
+            for candidate in self.known:
+                if candidate in candidates:
                     entrant.num_tried += 1
                     self._note(entrant, candidate, self.known[candidate])
 
@@ -206,7 +208,8 @@ class Contest:
                     times[candidate].append(self._sample(self._kernels[candidate], turns[candidate]))
             self._ns.update({candidate: statistics.median(taken) for candidate, taken in times.items()})
             order.sort(key=lambda candidate: self._ns[candidate])
-        return [Ranked(candidate, self._ns[candidate]) for candidate in order]
+        turns_of = {candidate: turn for turn, candidate in enumerate(self._ns)}
+        return [Ranked(candidate, self._ns[candidate], turns_of[candidate]) for candidate in order]
 
     def kernels_of(self, candidate: Candidate) -> list[BuiltKernel]:
         """The candidate's kernel, if it was built here."""

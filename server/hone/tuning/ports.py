@@ -15,7 +15,7 @@ from hone.types import Engine, TensorSpec
 
 @dataclass(frozen=True, eq=False)
 class TunableVersion:
-    """A served version as the tuner sees it. `inputs` and `outputs` are the baseline engine's."""
+    """A served version as the tuner sees it."""
 
     ref: VersionRef
     path: Path
@@ -34,6 +34,8 @@ class TunableVersion:
     """How the baseline's session is made, so that the child's is the same."""
     num_instances: int = 1
     """Executions that run side by side; they share the threads out among themselves."""
+    served_inputs: tuple[TensorSpec, ...] | None = None
+    """The baseline's inputs with what the configuration fixes of shapes that the graph leaves open."""
 
     def threads_of(self, num_threads: int) -> int:
         """Of so many threads, those of one instance."""
@@ -41,7 +43,7 @@ class TunableVersion:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        return self.baseline.inputs
+        return self.baseline.inputs if self.served_inputs is None else self.served_inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _TURN = 4
 #: Of the whole model's time: what a workload may save at most and still be left as it is.
 _NOT_WORTH_IT = 0.001
+#: The same for one that was searched before, for another model, say: what was left then is mostly noise.
+_NOT_WORTH_AGAIN = 0.005
 #: Operands that are kept between turns, all workloads together.
 _MAX_DATA_BYTES = 512 << 20
 _ROOFLINE, _RANKING = "roofline.json", "ranking.json"
@@ -146,9 +148,10 @@ class Search:
             self._rest(contests, contest)
         while time.monotonic() - began < seconds:
             total = sum(contest.num_calls * contest.best_ns for contest in contests if contest.leader is not None)
-            contest = max(contests, key=lambda one: one.gain_ns)
-            if contest.gain_ns <= _NOT_WORTH_IT * total:
+            worth_it = [one for one in contests if one.gain_ns > _least_share(one) * total]
+            if not worth_it:
                 return
+            contest = max(worth_it, key=lambda one: one.gain_ns)
             contest.turn(_TURN, builders, told)
             self._rest(contests, contest)
 
@@ -181,14 +184,15 @@ class Search:
             return None, {}
         try:
             told = json.loads(entry.files[_RANKING].read_bytes())
-            measured = {Candidate.from_fields(one): float(one["ns"]) for one in told["ranking"]}
+            ranking = sorted(told["ranking"], key=lambda one: int(one["turn"]))
+            measured = {Candidate.from_fields(one): float(one["ns"]) for one in ranking}
             complete = bool(told["complete"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return None, {}  # evicted meanwhile, or not understood: searched again
         measured = {one: ns for one, ns in measured.items() if template_named(one.template) is not None}
         if not complete or not measured:
             return None, measured
-        candidate = next(iter(measured))
+        candidate = min(measured, key=lambda one: measured[one])
         self.counts.num_remembered += 1
         self._remember(workload, candidate)
         return candidate, {}
@@ -253,6 +257,10 @@ def _roofline_key(device: DeviceKey, target: CpuTarget) -> DecisionKey:
         device=device.digest,
         toolchain=toolchain_of(device),
     )
+
+
+def _least_share(contest: Contest) -> float:
+    return _NOT_WORTH_AGAIN if contest.known else _NOT_WORTH_IT
 
 
 def _likeness(workload: Workload) -> str:

@@ -48,6 +48,7 @@ class ServedVersions:
                 baseline_gpu=_gpu(model.slot.baseline.engine),
                 baseline_threads=_num_threads(model.slot.baseline.engine),
                 num_instances=num_instances(model.config),
+                served_inputs=model.engine_inputs,
             )
         return known
 

@@ -164,6 +164,21 @@ def test_what_is_known_is_not_built_again(hold):
     assert one.leader == Candidate.of("a", at=2)
 
 
+def test_patience_that_was_used_up_stays_so(monkeypatch, builders):
+    clock = Clock()
+    times = [SLOW, *[2 * SLOW] * 29]
+    monkeypatch.setattr(module, "templates_for", lambda workload, target: (Template("a", times, clock),))
+    first = Contest(DOUBLING, 1, TARGET, 1.0, SearchCounts(), clock=clock)
+    while not first.is_over:
+        first.turn(1, builders, lambda text: None)
+    ranking = sorted(first.ranking(), key=lambda one: one.turn)
+    known = {one.candidate: one.ns for one in ranking}
+    assert Contest(DOUBLING, 1, TARGET, 1.0, SearchCounts(), known=known, clock=clock).is_over
+    # The same with the best one last: there is hope.
+    turned = dict(reversed(known.items()))
+    assert not Contest(DOUBLING, 1, TARGET, 1.0, SearchCounts(), known=turned, clock=clock).is_over
+
+
 def test_likely_ones_come_first(monkeypatch, builders):
     clock = Clock()
     template = Template("a", [SLOW] * 10, clock)

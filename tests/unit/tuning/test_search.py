@@ -108,6 +108,18 @@ def test_a_search_that_was_not_finished_goes_on(search, monkeypatch):
     assert not set(template.built) & set(tried)
 
 
+def test_what_one_model_found_not_worth_it_another_leaves_alone(search, monkeypatch):
+    one, _ = search([SLOW] * 40)
+    monkeypatch.setattr(search_module, "_NOT_WORTH_IT", 0.3)
+    first = decide(one, workload(64))
+    monkeypatch.setattr(search_module, "_NOT_WORTH_AGAIN", 0.3)
+    monkeypatch.setattr(search_module, "_NOT_WORTH_IT", 0.001)
+    again, template = search([SLOW] * 40)
+    assert decide(again, workload(64)) == first
+    assert template.built == []
+    assert again.counts.num_remembered == 1
+
+
 def test_what_won_for_one_batch_is_tried_first_for_another(search):
     one, template = search([5 * SLOW, 5 * SLOW, 5 * SLOW, 5 * SLOW, 5 * SLOW, SLOW])
     decide(one, workload(64))
