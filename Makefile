@@ -25,6 +25,8 @@ LINTED := server tests benchmarks examples deploy docs/generate
 
 # Arguments passed on: `make serve ARGS="--http-port 9000"`, `make test ARGS="-k digits"`, `make bench ARGS=...`.
 ARGS ?=
+# Files of tests that run at a time; 0 for one after the other, in one process.
+TEST_WORKERS ?= 2
 
 PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input
 digest = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
@@ -42,7 +44,7 @@ locked = exec 9<Makefile; flock --nonblock 9 || { echo "another set-up runs in t
 .PHONY: environment environment-dev environment-perf environment-deploy demo-models
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 setup: ## make .venv with hone, its clients and the demo models (does only what is missing)
 	@$(call locked,environment demo-models)
@@ -53,8 +55,8 @@ setup-dev: ## the same, with what tests and checks need
 serve: setup ## serve model_repo/, looking for changes (ARGS="..." adds flags)
 	@exec $(VENV)/bin/hone serve --model-repository model_repo --model-control-mode poll $(ARGS)
 
-test: setup-dev perf-tools ## run every test (ARGS="..." goes to pytest)
-	@exec $(VENV)/bin/python -m pytest $(ARGS)
+test: setup-dev perf-tools ## run every test, TEST_WORKERS files at a time (ARGS="..." goes to pytest)
+	@exec $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-browser: setup-dev ## the dashboard in a headless Chromium; leaves screenshots in test-artifacts/
 	@exec $(VENV)/bin/python -m pytest tests/browser $(ARGS)

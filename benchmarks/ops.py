@@ -40,6 +40,7 @@ from hone.engines.tvm import PackedWeights, TvmEngine, aligned_empty
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.kernels import DeviceKey, KernelsCache
 from hone.tuning.artifacts import Sources
+from hone.tuning.parallel import parallel_pool
 from hone.tuning.search import Search
 
 RESULTS = ROOT / "benchmarks" / "results" / "ops.json"
@@ -153,7 +154,10 @@ class Bench:
         self._threads = threads
         self._seconds = seconds
         self.target = CpuTarget.detect(threads)
-        self._search = Search(KernelsCache(cache), DeviceKey.for_cpu(), self.target, Sources.installed())
+        device = DeviceKey.for_cpu()
+        self._search = Search(KernelsCache(cache), device, self.target, Sources.installed())
+        self._pool, self._pool_library = parallel_pool(KernelsCache(cache), device.architecture)
+        self._runtime.parallel.load(self._pool_library, threads)
 
     @property
     def roofline(self) -> Roofline:
@@ -234,11 +238,11 @@ class Bench:
         """The model as the server would run it."""
         folder.mkdir()
         compiled = compile_model(imported, self.target, choices)
-        kernels = {}
+        kernels = {self._pool: self._pool_library}
         for call in compiled.kernels:
             kernels[call.digest] = folder / f"{call.digest}.so"
             call.build(self.target).export(kernels[call.digest])
-        exported = export_artifact(compiled, imported, None, folder)
+        exported = export_artifact(compiled, imported, None, folder, self._pool)
         return TvmEngine.load(
             folder,
             exported.manifest,

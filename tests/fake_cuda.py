@@ -27,6 +27,8 @@ class FakeCudart:
         self.failure = SUCCESS
         self.hangs = False
         self.pinned, self.streams, self.events, self.graphs = {}, set(), {}, {}
+        self.allocated = {}
+        """Device memory by address; what is let go of is overwritten first."""
         self.copies = []
         self.handles = iter(range(1, 1 << 30))
         self.device = 0
@@ -75,6 +77,15 @@ class FakeCudart:
         del self.pinned[address.value]
         return SUCCESS
 
+    def cudaMalloc(self, address, size):
+        block = np.zeros(max(1, size.value), np.uint8)
+        self.allocated[block.ctypes.data] = block
+        return _set(address, block.ctypes.data)
+
+    def cudaFree(self, address):
+        self.allocated.pop(address.value)[:] = 0xEE
+        return SUCCESS
+
     def cudaMemcpyAsync(self, to, source, size, kind, stream):
         self.copies.append((kind.value, size.value))
         assert stream.value in self.streams
@@ -101,6 +112,15 @@ class FakeCudart:
         handle = next(self.handles)
         self.events[handle] = None
         return _set(event, handle)
+
+    def cudaEventCreateWithFlags(self, event, flags):
+        assert flags.value == 2, "expected one without a time"
+        return self.cudaEventCreate(event)
+
+    def cudaStreamWaitEvent(self, stream, event, flags):
+        assert stream.value in self.streams
+        assert event.value in self.events
+        return self.failure
 
     def cudaEventDestroy(self, event):
         del self.events[event.value]
@@ -140,6 +160,58 @@ class FakeCudart:
 
     def cudaEventElapsedTime(self, found, first, last):
         return _set(found, (self.events[last.value] - self.events[first.value]) / 1e6)
+
+
+class LazyCudart(FakeCudart):
+    """Streams run nothing before somebody waits for them, or for another that waits for them: what is not ordered
+    happens as late as can be."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.waiting = {}
+        """By stream: what is still to be done."""
+        self.recorded = {}
+        """By event: the stream, and how much of what waits there is before it."""
+
+    def later(self, stream, work):
+        self.waiting.setdefault(stream, []).append(work)
+
+    def finish(self, stream):
+        """All that was put on a stream so far."""
+        while self.waiting.get(stream):
+            self.waiting[stream].pop(0)()
+
+    def cudaMemcpyAsync(self, to, source, size, kind, stream):
+        done = super().cudaMemcpyAsync
+        arguments = [
+            ctypes.c_void_p(to.value),
+            ctypes.c_void_p(source.value),
+            ctypes.c_size_t(size.value),
+            kind,
+            stream,
+        ]
+        self.later(stream.value, lambda: done(*arguments))
+        return self.failure
+
+    def cudaEventRecord(self, event, stream):
+        reached = []
+        self.recorded[event.value] = (stream.value, reached)
+        self.later(stream.value, lambda: reached.append(True))
+        return self.failure
+
+    def cudaStreamWaitEvent(self, stream, event, flags):
+        other, reached = self.recorded[event.value]
+
+        def wait():
+            while not reached:
+                self.waiting[other].pop(0)()
+
+        self.later(stream.value, wait)
+        return super().cudaStreamWaitEvent(stream, event, flags)
+
+    def cudaStreamSynchronize(self, stream):
+        self.finish(stream.value)
+        return self.failure
 
 
 def _set(reference, value):

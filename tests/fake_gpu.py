@@ -10,14 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 
+from hone.compiler.build import BuildFailed, build_functions
+from hone.compiler.cuda.schedule import plain_cuda_schedule
 from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.schedules.plain import plain_schedule
+from hone.compiler.target import CpuTarget
 from hone.engines.cuda_device import CPU_TYPE, CudaDevice
 from hone.engines.cuda_runtime import CudaRuntime
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.kernels.digest import digest_of
 from hone.kernels.gpu_key import find_gpus
-from hone.tuning.gpu_compile import CachedKernels, GpuParts
+from hone.tuning.gpu_parts import CachedKernels, GpuParts
 from tests.fake_cuda import H100, LAUNCH_FAILURE, SUCCESS, FakeCudart, FakeNvml
 
 AMPERE = {**H100, "name": "NVIDIA A100-SXM4-80GB", "capability": (8, 0), "num_sms": 108, "l2_bytes": 1 << 20}
@@ -117,14 +122,43 @@ class FakeKernel:
         return getattr(self.twin, name)
 
 
+class FakeFunctions:
+    """A function that no kernel takes: whatever the schedule, it computes on the host, and takes what the table says of
+    dlight's schedule (`plain_function_ns`) or of any other (`function_ns`)."""
+
+    def __init__(self, function, gpu):
+        self.function, self.gpu = function, gpu
+        host = CpuTarget.detect(num_threads=1)
+        self.run = build_functions({"run": plain_schedule(function.func, host).func}, host).function("run")
+        self.plain = plain_cuda_schedule(function.func, TARGET).script(show_meta=False)
+        self.built = []
+
+    def build(self, funcs):
+        return [self._call(func) for func in funcs]
+
+    def _call(self, func):
+        table = self.gpu.table
+        is_plain = func.script(show_meta=False) == self.plain
+        self.built.append("plain" if is_plain else "searched")
+        if not is_plain and len(self.built) % 5 == 0:
+            return BuildFailed("a function", RuntimeError("nvcc refuses every fifth"))
+
+        def call(*tensors):
+            self.run(*tensors)
+            self.gpu.cudart.now_ns += table.get("plain_function_ns" if is_plain else "function_ns", 1e6)
+
+        return call
+
+
 def parts_of(table, cache):
     gpu = FakeGpu(table)
-    return GpuParts(gpu, TARGET, FakeKernels(cache, gpu), clock=gpu.clock)
+    parts = GpuParts(gpu, TARGET, FakeKernels(cache, gpu), lambda function: FakeFunctions(function, gpu))
+    return replace(parts, clock=gpu.clock)
 
 
 def healed(parts):
     """The device as a new process finds it."""
-    parts.device.cudart.failure, parts.device.cudart.hangs = SUCCESS, False
+    parts.device.cudart.failure, parts.device.cudart.hangs, parts.device.cuda.lost = SUCCESS, False, ""
 
 
 def read_table(path):

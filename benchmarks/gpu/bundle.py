@@ -15,16 +15,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.nets import NETS, write
 from benchmarks.gpu.rows import Row, all_rows, small_rows
 from hone.compiler.build import BuildFailed
 from hone.compiler.cuda.partition import takers
 from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cutlass.published import published_kernel, scope_of
 from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
+from hone.compiler.workload import Workload
 from hone.engines.cuda_runtime import library_places
 from hone.kernels import Entry, KernelsCache
 
@@ -34,6 +38,8 @@ PART_BYTES = 48 << 20
 #: Seconds that a kernel takes to build, by what its template is of: for the plan.
 _SECONDS = {"3x": 55.0}
 _USUAL_SECONDS = 10.0
+#: Guesses below this place are worse than building the first.
+_MAX_RANK = 6
 #: What the device's script imports of hone, and these import nothing else of it.
 _PYTHON = ("__init__.py", "types.py", "errors.py", "config.py", "strings.py", "specialization.py", "engines")
 _TVM = ("libtvm_runtime.so", "libtvm_runtime_extra.so", "libtvm_runtime_cuda.so")
@@ -47,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=8, help="candidates a row")
     parser.add_argument("--kernels-cache", type=Path, default=ROOT / "kernels_cache")
     parser.add_argument("--python", nargs="*", default=[], help="such as 312: fetch wheels for these versions")
-    parser.add_argument("--models", nargs="*", default=[], help="ONNX files to compile, as NAME=PATH:BATCH,BATCH")
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        default=[],
+        help="what to compile: ONNX files as NAME=PATH:BATCH,BATCH, or nets of nets.py as NAME:BATCH,BATCH",
+    )
     parser.add_argument("--small", action="store_true", help="host twins of small problems")
     parser.add_argument("--plan", action="store_true", help="tell what would be built")
     told = parser.parse_args(arguments)
@@ -156,35 +167,45 @@ def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, c
 
 
 def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) -> None:
-    """`NAME=PATH:BATCH,BATCH`: an artifact for each batch, with its first candidates: what a tuner starts from."""
+    """`NAME=PATH:BATCH,BATCH` or `NAME:BATCH,BATCH`: an artifact for each batch. Workloads get the best guess of those
+    that the cache has kernels of, else the first, which are built: what a tuner starts from."""
     import numpy as np
     import onnx
 
     from hone.compiler.artifact import derived_constants
     from hone.compiler.choices import Choices
     from hone.compiler.cuda.export import export_cuda_artifact
-    from hone.compiler.cuda.pipeline import compile_cuda_model
+    from hone.compiler.cuda.pipeline import compile_cuda_model, cuda_workloads
     from hone.compiler.onnx_import import Unsupported, import_model
     from hone.compiler.phases.precision import Precision
     from hone.compiler.templates.cutlass.toolchain import find_toolchain
 
-    name, rest = told.split("=", 1)
-    path, batches = rest.rsplit(":", 1)
-    cache = KernelsCache(kernels_cache)
-    graph = onnx.load(path).graph
-    initial = {one.name for one in graph.initializer}
-    inputs = [one for one in graph.input if one.name not in initial]
+    file, batches = told.rsplit(":", 1)
+    name, _, path = file.partition("=")
     place = folder / "models" / name
     place.mkdir(parents=True)
-    shutil.copy(path, place / "model.onnx")
+    if path:
+        shutil.copy(path, place / "model.onnx")
+    elif name in NETS:
+        write(name, place).rename(place / "model.onnx")
+    else:
+        raise SystemExit(f"'{name}' is no net of nets.py, which has {', '.join(NETS)}: name a file as {name}=PATH")
+    model = place / "model.onnx"
+    cache = KernelsCache(kernels_cache)
+    graph = onnx.load(model).graph
+    initial = {one.name for one in graph.initializer}
+    inputs = [one for one in graph.input if one.name not in initial]
     (place / "nodes.json").write_text(json.dumps(_nodes(graph)), encoding="utf-8")
     described = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     for batch in map(int, batches.split(",")):
         shapes = {one.name: (batch, *(dim.dim_value for dim in one.type.tensor_type.shape.dim[1:])) for one in inputs}
-        imported = import_model(Path(path), shapes)
+        imported = import_model(model, shapes)
         if isinstance(imported, Unsupported):
             raise SystemExit(f"{name}: {imported.reason}")
-        compiled = compile_cuda_model(imported, target, Choices(precision=Precision("f16")))
+        choices = Choices(precision=Precision("f16"))
+        at_hand = kernels_at_hand(cuda_workloads(imported, target, choices).counts, target, cache)
+        print(f"{name}, batch {batch}: the first guess for {len(at_hand)} workloads is there")
+        compiled = compile_cuda_model(imported, target, replace(choices, kernels=at_hand))
         artifact = place / str(batch)
         artifact.mkdir()
         toolchain = None if target.twin else find_toolchain()
@@ -198,6 +219,21 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
                 kernel.export(to)
         described["models"].append({"name": name, "batch": batch, "shapes": shapes})
     (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def kernels_at_hand(workloads: Iterable[Workload], target: CudaTarget, cache: KernelsCache) -> dict[str, Candidate]:
+    """By the workload's digest, the highest ranked candidate whose kernel needs no building; without those that have
+    none."""
+    found = {}
+    for workload in workloads:
+        lists = [(one, one.candidates(workload, target)) for one in takers(workload, target, CUTLASS_TEMPLATES)]
+        ranked = [(template, at[rank]) for rank in range(_MAX_RANK) for template, at in lists if rank < len(at)]
+        for template, candidate in ranked:
+            digest = template.digest(workload, candidate, target)
+            if isinstance(cache.get("kernels", digest, scope_of(target)), Entry):
+                found[workload.digest] = candidate
+                break
+    return found
 
 
 def _nodes(graph: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import logging
@@ -24,6 +25,7 @@ from hone.config import Settings
 from hone.dashboard import Dashboard
 from hone.dashboard.picture import Painter
 from hone.dashboard.readings import Readings
+from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import has_cuda
 from hone.errors import HoneError
 from hone.frontends.grpc import GrpcServer
@@ -31,6 +33,7 @@ from hone.frontends.http import build_http_app, error_response
 from hone.frontends.http_server import HttpServer
 from hone.logs import LogControl, configure
 from hone.metrics import Metrics
+from hone.metrics.devices import no_pinned_memory
 from hone.metrics.endpoint import MetricsEndpoint
 from hone.repository import ModelRepository, RepositoryPoller
 from hone.serving.executor import Completions
@@ -112,8 +115,10 @@ class Application:
         self._log_control = log_control
         self._stop = asyncio.Event()
         self.ended_cleanly = True
-        """False when engines or loads still ran at the exit timeout."""
+        """False when engines or loads still ran at the exit timeout, or a GPU is lost: the interpreter would free what
+        lies on it at its end, which fails, and aborts."""
         gpus = detect_gpus()
+        transfers = self._transfers = CudaTransfers.load() if gpus else None
         self._repository = ModelRepository(
             settings.model_repository,
             config_name=settings.model_config_name,
@@ -127,10 +132,13 @@ class Application:
             allow_cpu_metrics=settings.allow_cpu_metrics,
             allow_gpu_metrics=settings.allow_gpu_metrics,
             interval_ms=settings.metrics_interval_ms,
+            pinned=no_pinned_memory if transfers is None else lambda: transfers.pinned.usage,
         )
         self._completions = Completions(loop)
-        self._tuning = BackgroundTuning(settings, self._registry, gpus=gpus) if settings.tuning != "off" else None
-        if self._tuning is not None:
+        self._tuning: BackgroundTuning | None = None
+        if settings.tuning != "off":
+            self._tuning = BackgroundTuning(settings, self._registry, gpus=gpus, transfers=transfers)
+            self._registry.on_publish = self._tuning.wake
             collectors.register(TuningCollector(self._tuning))
         self._lifecycle = ModelLifecycle(
             self._repository,
@@ -140,7 +148,7 @@ class Application:
             num_threads=settings.model_load_thread_count,
             num_retries=settings.model_load_retry_count,
             default_max_batch_size=settings.default_max_batch_size,
-            load_engine=BaselineLoader(settings.intra_op_threads, len(gpus) if has_cuda() else 0),
+            load_engine=BaselineLoader(settings.intra_op_threads, len(gpus) if has_cuda() else 0, transfers),
             gpu_kinds=[kind_of(gpu) for gpu in gpus],
             observers=self._tuning.observers if self._tuning is not None else Observers(),
         )
@@ -160,6 +168,7 @@ class Application:
             ready_requires_model=settings.ready_requires_model,
             known_names=self._repository.names,
             tuning=self._tuning,
+            broken=lambda: self._lost_gpu,
         )
         self._http_app = build_http_app(self._service, settings)
         self._dashboard: Dashboard | None = None
@@ -222,6 +231,11 @@ class Application:
                     task.cancel()
             await self._close()
 
+    @property
+    def _lost_gpu(self) -> str:
+        """Why this process can use its GPUs no longer; empty while it can, and where there are none."""
+        return self._transfers.cuda.lost if self._transfers is not None else ""
+
     def _interrupt(self) -> None:
         """Stop; and at once when a person asks a second time."""
         if self._stop.is_set():
@@ -235,12 +249,19 @@ class Application:
 
         Raises OSError naming the address.
         """
-        if self._settings.allow_metrics:
-            await self._metrics_http.start()
-        if self._settings.allow_http:
-            await self._http.start()
-        if self._settings.allow_grpc:
-            await self._grpc.start()
+        for part, allowed, start in (
+            ("metrics", self._settings.allow_metrics, self._metrics_http.start),
+            ("http", self._settings.allow_http, self._http.start),
+            ("grpc", self._settings.allow_grpc, self._grpc.start),
+        ):
+            try:
+                if allowed:
+                    await start()
+            except OSError as problem:
+                if problem.errno != errno.EADDRINUSE:
+                    raise
+                hint = f"end what listens there, or take another with --{part}-port (0: a free one)"
+                raise OSError(f"{problem}; {hint}") from problem
 
     async def _load_first(self) -> list[str]:
         """Load what is to be served at start. Returns the names of those that failed."""
@@ -291,14 +312,18 @@ class Application:
             places["grpc"] = _place(settings.grpc_address, self._grpc.port)
         if settings.allow_metrics:
             places["metrics"] = f"http://{_place(settings.metrics_address, self._metrics_http.port)}/metrics"
+        if self._dashboard is not None:
+            places["dashboard"] = f"http://{_place(settings.http_address, self._http.port)}/"
         repositories = [str(path) for path in settings.model_repository]
         if self._display.as_json:
             told = {"event": "listening", "version": __version__, "model_repository": repositories, **places}
             _print([json.dumps(told)], self._display.out)
             return
         lines = [f"hone {__version__}, models from {', '.join(repositories)}"]
-        shown = {"http": "HTTP   ", "grpc": "gRPC   ", "metrics": "metrics"}
-        _print([*lines, *(f"  {shown[kind]}  {place}" for kind, place in places.items())], self._display.out)
+        shown = {"http": "HTTP", "grpc": "gRPC"}
+        _print(
+            [*lines, *(f"  {shown.get(kind, kind):<9}  {place}" for kind, place in places.items())], self._display.out
+        )
 
     def _tell_ready(self, seconds: float) -> None:
         """What is served, and what to try."""
@@ -331,7 +356,7 @@ class Application:
             self._http.stop(self._settings.exit_timeout_secs), self._grpc.stop(self._settings.exit_timeout_secs)
         )
         drained = await self._lifecycle.close(max(0.0, deadline - time.monotonic()))
-        self.ended_cleanly = self.ended_cleanly and drained
+        self.ended_cleanly = self.ended_cleanly and drained and not self._lost_gpu
         await self._metrics_http.stop(_FLUSH_SECONDS)
         if self.ended_cleanly:
             self._completions.close()

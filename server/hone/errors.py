@@ -152,6 +152,14 @@ class EngineError(HoneError):
     kind = ErrorKind.INTERNAL
 
 
+class DeviceLost(EngineError):
+    """An engine cannot run because its process can use the GPU no longer. Nothing is wrong with the engine: another one
+    broke the GPU's context, or was at work when it broke."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the GPU is lost: {reason}")
+
+
 class InputsDeclined(EngineError):
     """A tuned engine leaves these inputs to the baseline, which has its own answer to them, most likely an error: an
     index out of range, a division by zero. Nothing is wrong with the engine."""

@@ -21,6 +21,9 @@ ParameterValue: TypeAlias = bool | int | float | str
 
 BYTES = "BYTES"
 
+#: Parameter by which a request chooses the engine that runs it, and by which its response says which one did.
+ENGINE_PARAMETER = "hone_engine"
+
 #: Datatype of the protocol -> numpy dtype. BYTES has object items and no fixed size.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

@@ -85,7 +85,10 @@ def test_a_dropped_model_is_tuned_and_swapped_before_ones_eyes(page: Page, tmp_p
         expect(page.locator(".badges .badge.tuning")).to_have_count(0, timeout=TUNING_MS)
         assert page.evaluate("window.sameDocument") is True, "the page was loaded anew"
 
+        expect(page.locator("#section-kernels")).to_contain_text("What tuning knows")
+        expect(page.locator("table.kernels")).to_contain_text("element-wise")
         page.get_by_role("button", name="Profile kernels").click()
+        expect(page.locator("table.layers")).to_be_visible(timeout=TUNING_MS)
         expect(page.locator("table.kernels tbody tr").first).to_be_visible(timeout=TUNING_MS)
         expect(page.locator("table.kernels")).to_contain_text("element-wise")
         shoot(page, "tuned")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from hone.specialization import VersionRef
 from hone.tuning.artifacts import KeyMaker
 from hone.tuning.budget import Budget
 from hone.tuning.gpu_artifacts import GpuArtifactLoader
+from hone.tuning.jobs import PLAIN
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.ports import TunableVersion
 from hone.tuning.probation import Probation
@@ -27,6 +29,7 @@ from hone.tuning.verdicts import Verdicts
 from hone.tuning.watch import Watch
 from tests.cutlass.test_gpu_tuning import FAST, SLOW, model  # noqa: F401 (a fixture)
 from tests.fake_gpu import FakeGpu, Sharing, device_key
+from tests.running import wait_until
 from tests.unit.tuning.fakes import Serving
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +39,8 @@ COMMAND = (sys.executable, str(Path(__file__).parent / "gpu_worker.py"))
 class Server:
     """A tuner with its cache, and serving in memory; `again` is the same after a restart."""
 
-    def __init__(self, folder, twins, model_path):
+    def __init__(self, folder, twins, model_path, with_plain=False):
+        self.with_plain = with_plain
         self.folder, self.twins, self.model_path = folder, twins, model_path
         self.device = device_key()
         self.cache = Sharing(KernelsCache(folder / "cache"), twins)
@@ -61,6 +65,7 @@ class Server:
             memories={self.device.digest: Verdicts(self.cache, self.device.digest)},
             quarantine=self.cache,
             key_of=KeyMaker([self.device], margin=options.margin, run_threads=1),
+            plain_key_of=KeyMaker([self.device], margin=options.margin, run_threads=1).plain if with_plain else None,
             load=loader,
             watch=watch,
             probation=Probation(folder / "probation"),
@@ -68,7 +73,7 @@ class Server:
             options=options,
             num_cores=2,
         )
-        graph = hashlib.sha256(model_path.read_bytes()).hexdigest()
+        self.graph = graph = hashlib.sha256(model_path.read_bytes()).hexdigest()
         self.ref = VersionRef("m", 1, graph)
         self.baseline = OnnxRuntimeEngine.load(model_path, SessionSettings(0, 1, fit_threads=False))
         self.serving.versions[self.ref] = TunableVersion(
@@ -95,7 +100,7 @@ class Server:
         return stack[-1][1]
 
     def again(self):
-        return Server(self.folder, self.twins, self.model_path)
+        return Server(self.folder, self.twins, self.model_path, self.with_plain)
 
 
 @pytest.fixture
@@ -137,6 +142,87 @@ def test_children_that_kernels_take_along_are_followed_by_others(server):
     records = server.cache.quarantine_records(server.device.digest)
     assert len(records) == 2
     assert {record.history[-1]["cause"] for record in records} == {"crash"}
+
+
+@pytest.fixture
+def eager(tmp_path, twin_cache, model, monkeypatch):  # noqa: F811
+    """A server whose baseline runs on the CPU: plain modules serve until a search has ended."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return Server(tmp_path, twin_cache, model, with_plain=True)
+
+
+def promotions(status):
+    return [line["generation"] for line in status["history"] if line["event"] == "promoted"]
+
+
+def test_a_plain_module_serves_until_the_one_that_is_searched_for_takes_its_place(eager):
+    eager.tell(model_ns=2 * FAST, searched_ns=FAST, wait_for="go")
+    thread = threading.Thread(target=eager.run)
+    thread.start()
+    try:
+        wait_until(lambda: eager.serving.routes, "the plain module serves")
+        plain = eager.specialization()
+        status = eager.tuner.status("m")
+        assert status["state"] == "tuning"
+        assert status["buckets"][0]["reason"] == PLAIN
+        assert (status["buckets"][0]["artifact"], status["buckets"][0]["engine"]) == (plain.artifact, "tvm")
+    finally:
+        (eager.folder / "go").touch()
+        thread.join(120)
+    status = eager.tuner.status("m")
+    assert status["state"] == "tuned", status
+    assert promotions(status) == [1, 2]
+    (bucket,) = status["buckets"]
+    assert (bucket["generation"], bucket["reason"]) == (2, "")
+    assert bucket["artifact"] == eager.specialization().artifact != plain.artifact
+    manifests = [
+        eager.cache.get("artifacts", one, eager.device.digest).manifest for one in (plain.artifact, bucket["artifact"])
+    ]
+    assert [bool(manifest["kernels"]) for manifest in manifests] == [False, True]
+    # A roll-back goes back to the plain one, and a restart to the one that was searched for.
+    x = np.random.default_rng(3).standard_normal((16, 64)).astype(np.float32)
+    (expected,) = eager.baseline.run({"x": x}, ["y"])
+    for one in (plain, eager.specialization()):
+        np.testing.assert_allclose(one.engine.instantiate().run({"x": x}, ["y"])[0], expected, atol=5e-3)
+    after = eager.again()
+    assert promotions(after.run()) == [1]
+    assert after.specialization().artifact == bucket["artifact"]
+    assert eager.num_children == 1
+
+
+def test_a_search_that_finds_nothing_faster_leaves_the_plain_module(eager):
+    eager.tell(model_ns=FAST, searched_ns=2 * FAST)
+    status = eager.run()
+    assert status["state"] == "tuned", status
+    assert promotions(status) == [1]
+    assert "no faster than the module with plain schedules" in status["buckets"][0]["reason"]
+    after = eager.again()
+    assert promotions(after.run()) == [1]
+    assert after.specialization().artifact == eager.specialization().artifact
+    assert eager.num_children == 1
+
+
+def test_a_plain_module_that_is_slower_leaves_the_way_to_the_search(eager):
+    eager.tell(model_ns=SLOW, searched_ns=FAST)
+    status = eager.run()
+    assert status["state"] == "tuned", status
+    assert promotions(status) == [1]
+    assert [line["reason"].startswith(PLAIN) for line in status["history"] if line["event"] == "refused"] == [True]
+
+
+def test_a_faulty_module_is_rolled_back_to_the_plain_one_and_that_to_the_baseline(eager):
+    eager.tell(model_ns=2 * FAST, searched_ns=FAST)
+    eager.run()
+    (stack,) = eager.serving.routes.values()
+    for generation, artifact in ((1, stack[0][1].artifact), (0, "")):
+        eager.tuner._watch.failed(eager.ref, generation + 1, "told to fail")
+        eager.tuner.attend()
+        (bucket,) = eager.tuner.status("m")["buckets"]
+        assert bucket["generation"] == generation
+        assert not artifact or bucket["artifact"] == artifact
+    after = eager.again()
+    after.run()
+    assert not after.serving.routes, "both are quarantined"
 
 
 def test_a_version_that_runs_on_the_cpu_has_no_job_on_the_gpu(server):

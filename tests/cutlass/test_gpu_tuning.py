@@ -12,7 +12,7 @@ import pytest
 from hone.compiler.build import BuildFailed
 from hone.compiler.choices import Choices
 from hone.compiler.cuda.partition import takers
-from hone.compiler.cuda.pipeline import cuda_workloads
+from hone.compiler.cuda.pipeline import compile_cuda_model, cuda_workloads
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.onnx_import import import_model
 from hone.compiler.phases.precision import Precision
@@ -25,7 +25,9 @@ from hone.tuning import gpu_compile
 from hone.tuning.artifacts import Sources, Terms, artifact_key
 from hone.tuning.compile import CacheLedger
 from hone.tuning.gpu_artifacts import GpuArtifactLoader
-from hone.tuning.gpu_compile import CachedKernels, CudaCompile, target_of
+from hone.tuning.gpu_compile import CudaCompile
+from hone.tuning.gpu_parts import CachedKernels, target_of
+from hone.tuning.gpu_schedules import GpuScheduleSearch
 from hone.tuning.profiler import DeviceLost, Profiler, ProfilerLimits
 from hone.tuning.specialize import specialize_all
 from tests.fake_cuda import H100
@@ -253,5 +255,139 @@ def test_kernels_whose_compiler_takes_too_much_are_not_built(tmp_path):
     workload = Workload("matmul", (a, b), out, (("weights", (1,)),))
     template = next(one for one in takers(workload, target, CUTLASS_TEMPLATES) if one.name == "cutlass.gemm3x")
     kernels = CachedKernels(KernelsCache(tmp_path / "cache"), target, memory_bytes=4 << 30)
-    with pytest.raises(BuildFailed, match="build it before by `hone kernels build`"):
+    with pytest.raises(
+        BuildFailed, match=r"raise --tuning-memory-mib to \d+ where so much is free, or build it before by"
+    ):
         kernels.get(template, workload, template.candidates(workload, target)[0])
+
+
+# --- schedules of what no kernel takes
+
+
+@pytest.fixture
+def wavy(tmp_path, monkeypatch):
+    """One function that no kernel takes; functions of any size are searched, for a moment."""
+    for name, value in (("max_function_seconds", 4.0), ("min_function_seconds", 0.1), ("min_microseconds", 0.0)):
+        monkeypatch.setattr(GpuScheduleSearch, name, value)
+    weights = {"w": np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)}
+    nodes = [("MatMul", ["x", "w"], ["m"], {}), ("Sin", ["m"], ["y"], {})]
+    return save_model(
+        tmp_path / "wavy.onnx", nodes, {"x": ("float32", [16, 64])}, {"y": ("float32", [16, 64])}, weights
+    )
+
+
+def schedules_of(job):
+    """Traces that the job compiles with, by function."""
+    imported = import_model(job.model, SIGNATURE.shapes)
+    found = GpuScheduleSearch(
+        job.cache, job.device, Sources.installed(), job.parts.target, job.parts.templates, None, None
+    )
+    search = job.compile_step._search
+    kernels = {digest: ranked.candidate for digest, ranked in search._best.items()}
+    found.choices = Choices(kernels=kernels, precision=Precision(job.precision))
+    return found.recall(imported)
+
+
+def test_functions_that_no_kernel_takes_are_searched_and_remembered(wavy, cache):
+    table = {"model_ns": FAST, "plain_function_ns": 500_000.0, "function_ns": 90_000.0}
+    job = Job(wavy, cache, table)
+    assert job.run()["outcome"] in ("passed", "refused")
+    (trace,) = schedules_of(job).values()
+    stages = [event.get("stage", "") for event in job.events]
+    assert any(stage.startswith("trying schedules of") and "best 90.0 of 500.0 us" in stage for stage in stages)
+    again = Job(wavy, cache, table)
+    again.graph = "2" * 64
+    again.run()
+    assert not any("trying schedules" in event.get("stage", "") for event in again.events)
+    # The record schedules the same function for a real GPU's compiler.
+    target = CudaTarget.preset("a100")
+    imported = import_model(wavy, SIGNATURE.shapes)
+    (digest,) = schedules_of(job)
+    compiled = compile_cuda_model(imported, target, Choices(schedules={digest: trace}, precision=Precision("tf32")))
+    assert [one.rule for one in compiled.functions if one.digest == digest] == ["searched"]
+
+
+def test_where_no_schedule_is_faster_that_is_remembered_too(wavy, cache):
+    job = Job(wavy, cache, {"model_ns": FAST, "plain_function_ns": 50_000.0, "function_ns": 90_000.0})
+    assert job.run()["outcome"] in ("passed", "refused")
+    assert schedules_of(job) == {}
+    again = Job(wavy, cache, {"model_ns": FAST})
+    again.graph = "2" * 64
+    again.run()
+    assert not any("trying schedules" in event.get("stage", "") for event in again.events)
+
+
+def test_a_careful_process_searches_no_schedules(wavy, cache, monkeypatch):
+    job = Job(wavy, cache, {"model_ns": FAST})
+    spec = job.spec()
+    monkeypatch.setattr(job, "spec", lambda mode="build": {**spec, "careful": True})
+    assert job.run()["outcome"] in ("passed", "refused")
+    assert not any("trying schedules" in event.get("stage", "") for event in job.events)
+
+
+# --- precision by the model's tolerance
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Three products, of which the last one's result is nearly all of the output."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((64, 64)).astype(np.float32) / 8 for i in range(3)}
+    nodes = [
+        ("MatMul", ["x", "w0"], ["m0"], {}),
+        ("MatMul", ["m0", "w1"], ["m1"], {}),
+        ("Mul", ["m1", "little"], ["s1"], {}),
+        ("MatMul", ["x", "w2"], ["m2"], {}),
+        ("Add", ["s1", "m2"], ["y"], {}),
+    ]
+    weights["little"] = np.full(64, 0.01, np.float32)
+    shapes = {"x": ("float32", [16, 64])}
+    return save_model(tmp_path / "uneven.onnx", nodes, shapes, {"y": ("float32", [16, 64])}, weights)
+
+
+class Tolerant(Job):
+    def __init__(self, *arguments, tolerance, **named):
+        super().__init__(*arguments, **named)
+        self.tolerance = tolerance
+
+    def spec(self, mode="build"):
+        spec = {**super().spec(mode), "tolerance": self.tolerance}
+        digest = artifact_key(
+            graph=self.graph,
+            signature=SIGNATURE,
+            precision=self.precision,
+            objective="latency",
+            terms=Terms(self.tolerance, 0.03, 1, 0),
+            device=self.device,
+            sources=Sources.installed(),
+        ).digest
+        return {**spec, "tasks": [{"signature": SIGNATURE.to_json(), "digest": digest, "mode": mode}]}
+
+
+def errors_of(model, cache, precision):
+    """The largest error of a precision by itself, as the gate tells it."""
+    outcome = Tolerant(model, cache, {"model_ns": FAST / 4}, precision=precision, tolerance=1e3).run()
+    assert "max_error" in outcome["verdict"], outcome
+    return outcome["verdict"]["max_error"]
+
+
+def test_layers_stay_in_tf32_where_bfloat16_misses_the_tolerance(uneven, cache):
+    low, high = errors_of(uneven, cache, "bf16"), errors_of(uneven, cache, "tf32")
+    assert high < low / 2
+    tolerance = (low * high) ** 0.5
+    outcome = Tolerant(uneven, cache, {"model_ns": FAST / 4}, precision="bf16", tolerance=tolerance).run()
+    assert outcome["verdict"]["max_error"] <= tolerance, outcome
+    assert outcome["verdict"]["note"] == "kept in tf32: 1 of 3 layers: 2 (matmul to [16, 64])"
+
+
+def test_tf32_that_misses_the_tolerance_becomes_float32(model, cache):
+    error = errors_of(model, cache, "tf32")
+    outcome = Tolerant(model, cache, {"model_ns": FAST}, precision="tf32", tolerance=error / 20).run()
+    assert outcome["verdict"]["max_error"] <= error / 20, outcome
+    assert "it is computed in f32" in outcome["verdict"]["note"]
+
+
+def test_what_no_precision_reaches_is_refused_with_its_numbers(model, cache):
+    outcome = Tolerant(model, cache, {"model_ns": FAST}, precision="tf32", tolerance=1e-12).run()
+    assert outcome["outcome"] == "refused"
+    assert "and in f32 too" in outcome["verdict"]["note"]

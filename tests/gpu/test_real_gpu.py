@@ -16,8 +16,10 @@ from hone.kernels.gpu_key import find_gpus
 from hone.specialization import Signature
 from hone.tuning.artifacts import Sources, Terms, artifact_key
 from hone.tuning.compile import CacheLedger
-from hone.tuning.gpu_compile import CachedKernels, CudaCompile, GpuParts, target_of
+from hone.tuning.gpu_compile import CudaCompile
 from hone.tuning.gpu_operands import Operands
+from hone.tuning.gpu_parts import CachedKernels, GpuParts, target_of
+from hone.tuning.gpu_schedules import BuiltFunctions
 from hone.tuning.kernel_trials import KernelTrials
 from hone.tuning.profiler import Profiler, Subject
 from hone.tuning.specialize import specialize_all
@@ -107,7 +109,8 @@ def test_a_model_goes_through_the_child(gpu, key, cache, tmp_path):
         "tasks": [{"signature": signature.to_json(), "digest": digest, "mode": "build"}],
     }
     events = []
-    compile_step = CudaCompile(spec, cache, key, GpuParts(gpu, target, CachedKernels(cache, target)))
+    parts = GpuParts(gpu, target, CachedKernels(cache, target), lambda function: BuiltFunctions(target))
+    compile_step = CudaCompile(spec, cache, key, parts)
     specialize_all(
         spec, lambda event, **told: events.append((event, told)), compile_step, CacheLedger(cache, key.digest)
     )

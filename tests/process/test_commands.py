@@ -183,7 +183,7 @@ def test_without_the_right_key(call: Call, monkeypatch: pytest.MonkeyPatch, key:
     assert all(one["tuning"] is None for one in json.loads(out)["models"])
     code, out, _ = call("bench", "scale", "--duration=0.05", *flags)
     assert code == 0
-    assert "does not let its tuning be steered without a key" in out
+    assert "the engine can be chosen with the key of 'tuning' only" in out
 
 
 def test_ctrl_c_ends_top_without_a_word(server: RunningServer) -> None:

@@ -98,7 +98,8 @@ def test_a_line_a_model_that_stays_current(repository: Path) -> None:
         lines = terminal.lines
         assert sum(line.startswith("model ") for line in lines) == 1, "the table is there once"
         assert sum("loaded second version 1" in line for line in lines) == 1, "the log goes by above it"
-        assert any(re.fullmatch(r"  HTTP     http://127\.0\.0\.1:\d+", line) for line in lines)
+        for place in (r"HTTP       http://127\.0\.0\.1:\d+", r"dashboard  http://127\.0\.0\.1:\d+/"):
+            assert any(re.fullmatch(rf"  {place}", line) for line in lines), place
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert terminal.lines[-2:][0].startswith(("first", "model")), "the last state stays"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from hone.engines.tvm import PackedWeights
@@ -107,9 +107,15 @@ class Compiling:
         return loader.load(self.digest(Signature.of([("IN", "FP32", shape)])), self.device.digest, self.path)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of one cache for all: kernels that one test decided on need not be searched in the next."""
+    return tmp_path_factory.mktemp("compiling")
+
+
 @pytest.fixture
-def compiling(tmp_path):
-    return Compiling(tmp_path, convolution())
+def compiling(folder):
+    return Compiling(folder, convolution())
 
 
 @pytest.mark.timeout(600)
@@ -177,6 +183,32 @@ def test_an_operator_that_cannot_be_compiled_is_named(tmp_path):
     assert outcome["outcome"] == "unsupported"
     assert "NonZero" in outcome["reason"]
     digest = compiling.digest(Signature.of([("IN", "FP32", (1, 4))]))
+    assert compiling.verdicts.recall(digest).state == "unsupported"
+
+
+@pytest.mark.timeout(300)
+def test_an_operator_that_the_importer_takes_and_the_compiler_does_not_is_named(tmp_path):
+    """Split into nothing: TVM converts it, and refuses its own form of it while it compiles."""
+    nothing = [numpy_helper.from_array(np.array([0, 0]), "sizes"), numpy_helper.from_array(np.array([0]), "zero")]
+    compiling = Compiling(
+        tmp_path,
+        models.model(
+            [
+                helper.make_node("Relu", ["IN"], ["r"]),
+                helper.make_node("Slice", ["r", "zero", "zero", "zero"], ["none"]),
+                helper.make_node("Split", ["none", "sizes"], ["a", "b"], axis=0),
+                helper.make_node("Concat", ["a", "r", "b"], ["OUT"], axis=0),
+            ],
+            {"IN": ("FP32", (4, 4))},
+            {"OUT": ("FP32", (4, 4))},
+            nothing,
+        ),
+    )
+    [outcome] = compiling.run((4, 4), max_batch_size=0)
+    assert outcome["outcome"] == "unsupported", outcome
+    assert outcome["operator"] == "split"
+    assert "operator split: phase" in outcome["reason"]
+    digest = compiling.digest(Signature.of([("IN", "FP32", (4, 4))]))
     assert compiling.verdicts.recall(digest).state == "unsupported"
 
 

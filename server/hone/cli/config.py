@@ -26,6 +26,12 @@ def add_parser(commands: Any) -> None:
     )
     check.add_argument("path", type=Path, help="a repository, a model's folder, or a config.pbtxt")
     check.add_argument("--model-config-name", default="", help="check configs/NAME.pbtxt of the models that have it")
+    check.add_argument(
+        "--gpus",
+        type=_count,
+        metavar="N",
+        help="NVIDIA GPUs of the machine that the repository is meant for (default: those of this machine)",
+    )
     check.add_argument("--no-graph", action="store_true", help="load no model: check without its graph, which is quick")
     check.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
     check.add_argument("--json", action="store_true", help="print as JSON")
@@ -41,8 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
     folders = models_of(arguments.path)
     if not folders:
         raise NotFound(f"{arguments.path} holds no model: expected folders such as NAME/1/model.onnx in it")
+    num_gpus, machine = _machine(arguments.gpus)
     findings = [
-        one for folder in folders for one in lint(folder, arguments.model_config_name, graph=not arguments.no_graph)
+        one
+        for folder in folders
+        for one in lint(
+            folder,
+            arguments.model_config_name,
+            graph=not arguments.no_graph,
+            num_gpus=num_gpus,
+            machine=machine,
+        )
     ]
     counts = Counter(one.severity for one in findings)
     if arguments.json:
@@ -51,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 {
                     "path": str(arguments.path),
                     "num_models": len(folders),
+                    "num_gpus": num_gpus,
                     "num_errors": counts["error"],
                     "num_warnings": counts["warning"],
                     "findings": [asdict(one) for one in findings],
@@ -65,3 +81,19 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f": {after}", soft_wrap=True, markup=False)
         console.print(f"{len(folders)} model(s): {counts['error']} error(s), {counts['warning']} warning(s)")
     return 1 if counts["error"] or (arguments.strict and findings) else 0
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, found {number}")
+    return number
+
+
+def _machine(num_gpus: int | None) -> tuple[int, str]:
+    """How many GPUs the models may ask for, and what findings call the machine that has them."""
+    if num_gpus is not None:
+        return num_gpus, f"the machine that this is checked for (--gpus {num_gpus})"
+    from hone.tuning.gpus import detect_gpus
+
+    return len(detect_gpus()), "this machine (--gpus N checks for another)"

@@ -63,7 +63,7 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     from hone.compiler.onnx_import import Unsupported
     from hone.engines.onnxruntime import OnnxRuntimeEngine
     from hone.kernels import DeviceKey, KernelsCache
-    from hone.repository import ModelRepository
+    from hone.repository import ModelRepository, narrowed
     from hone.tuning.domains import derive_domains
     from hone.tuning.explanation import explain
     from hone.tuning.served import accelerator_parameters
@@ -80,9 +80,10 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     version = max(definition.versions)
     path = definition.versions[version]
     engine = OnnxRuntimeEngine.load(path)
-    tuning = model_tuning(accelerator_parameters(definition.config), engine.inputs, "cache")
+    inputs = narrowed(engine.inputs, definition.config)
+    tuning = model_tuning(accelerator_parameters(definition.config), inputs, "cache")
     max_batch_size = definition.config.max_batch_size
-    signatures = wanted_signatures(engine.inputs, max_batch_size, named=tuning.signatures)
+    signatures = wanted_signatures(inputs, max_batch_size, named=tuning.signatures)
     if max_batch_size > 0 and signatures:
         signatures = [signatures[0].with_rows(arguments.batch), *signatures]
     signature = next((one for one in signatures if one.rows == arguments.batch), None)
@@ -99,6 +100,7 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     if isinstance(evidence, NoTrial):
         raise EngineError(f"{arguments.model}: there are no inputs to profile it with: {evidence.reason}")
     tell = (lambda text: print(text, file=sys.stderr, flush=True)) if sys.stderr.isatty() else (lambda text: None)
+    bucket = next((one for one in status["buckets"] if one["signature"] == signature.text), None)
     try:
         found = explain(
             path,
@@ -110,10 +112,10 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
             num_threads=len(os.sched_getaffinity(0)),
             tell=tell,
             rounds=arguments.rounds,
+            artifact=bucket["artifact"] if bucket is not None and bucket["engine"] == "tvm" else None,
         )
     except (BuildFailed, LinkFailed) as problem:
         raise EngineError(f"{arguments.model} does not compile: {problem}") from problem
-    bucket = next((one for one in status["buckets"] if one["signature"] == signature.text), None)
     told: dict[str, Any] = {
         "model": arguments.model,
         "version": str(version),
@@ -140,14 +142,25 @@ def _print(told: Mapping[str, Any]) -> None:
     tuned, baseline = told["tuned"], told["baseline"]
     limits = told["roofline"]
     console.print(f"{told['signature']} at {told['precision']}", highlight=False)
+    if told["lowering"] is not None:
+        _print_kept(console, told["lowering"])
     console.print(
         f"tuned {tuned['microseconds'] / 1e3:.3f} ms (between calls {tuned['overhead_microseconds']:.1f} us), "
         f"ONNX Runtime {baseline['microseconds'] / 1e3:.3f} ms; "
-        f"limit of this machine {limits['gflops']:.0f} GFLOP/s, {limits['num_threads']} threads",
+        f"limits of this machine {limits['gflops']:.0f} GFLOP/s in f32 and {limits['gflops_bf16']:.0f} in bf16, "
+        f"{limits['num_threads']} threads",
         highlight=False,
     )
+    if tuned["in_place"]:
+        parts = sum(one["num_in_place"] for one in tuned["in_place"])
+        saved = sum(one["bytes_in_place"] for one in tuned["in_place"])
+        console.print(
+            f"{len(tuned['in_place'])} concatenations are fused into what computes their parts: {parts} parts, "
+            f"{saved / 1e6:.1f} MB, are written in place",
+            highlight=False,
+        )
     groups = Table(title="tuned, in the order of execution")
-    for column in ("group", "layout", "template", "parameters", "us", "share", "GFLOP/s", "of limit"):
+    for column in ("group", "layout", "in", "template", "parameters", "us", "share", "GFLOP/s", "of limit"):
         groups.add_column(column, justify="right" if column in ("us", "share", "GFLOP/s", "of limit") else "left")
     shown = sorted(tuned["groups"], key=lambda one: -one["microseconds"])[:_MAX_ROWS]
     for one in tuned["groups"]:
@@ -155,6 +168,7 @@ def _print(told: Mapping[str, Any]) -> None:
             groups.add_row(
                 one["what"],
                 one["layout"],
+                one["precision"],
                 one["template"],
                 " ".join(f"{name}={value}" for name, value in one["parameters"].items()),
                 f"{one['microseconds']:.1f}",
@@ -179,6 +193,24 @@ def _print(told: Mapping[str, Any]) -> None:
             f"{layer['what']} ({layer['tuned_us'] - layer['baseline_us']:+.1f} us)" for layer in lost[:_SHOWN_LOST]
         )
         console.print(f"Lost to the baseline: {names}", highlight=False)
+
+
+def _print_kept(console: Any, lowering: Mapping[str, Any]) -> None:
+    """Which layers are kept in float32, and what each does to the outputs when it is not."""
+    from rich.table import Table
+
+    console.print(
+        f"With all of its {lowering['num_layers']} layers in {lowering['precision']} its outputs would be off by "
+        f"{lowering['whole']:.2f} times what is allowed; with {len(lowering['kept'])} of them in f32 they are by "
+        f"{lowering['error']:.2f}",
+        highlight=False,
+    )
+    kept = Table(title="kept in f32")
+    for column in ("layer", "what", "its error alone"):
+        kept.add_column(column, justify="left" if column == "what" else "right")
+    for one in lowering["kept"]:
+        kept.add_row(str(one["layer"]), one["what"], f"{one['effect']:.2f}")
+    console.print(kept)
 
 
 def _headline(told: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +29,8 @@ Severity = Literal["error", "warning"]
 MODEL_FILE = "model.onnx"
 _PLAIN_VERSION = re.compile(r"[1-9][0-9]*")
 #: Each finds one fault at most, so the parts are asked as well as the whole.
-_CHECKS: tuple[Callable[[config_pb.ModelConfig, str], None], ...] = (
-    validate,
+_Check = Callable[[config_pb.ModelConfig, str], None]
+_PARTS: tuple[_Check, ...] = (
     validate_tensors,
     validate_scheduling,
     validate_accelerators,
@@ -65,20 +66,24 @@ def models_of(path: Path) -> list[Path]:
     return [path / name for name in model_names(path)]
 
 
-def lint(folder: Path, config_name: str = "", *, graph: bool = True) -> list[Finding]:
-    """All findings about one model; with `graph` its newest version is loaded as the server would."""
+def lint(
+    folder: Path, config_name: str = "", *, graph: bool = True, num_gpus: int = 0, machine: str = "this machine"
+) -> list[Finding]:
+    """All findings about one model; with `graph` its newest version is loaded as the server would. `num_gpus` are those
+    of the machine that the model is meant for, which findings call `machine`."""
     folder = folder.absolute()
-    checker = _Checker(folder, config_name)
+    checker = _Checker(folder, config_name, num_gpus, machine)
     checker.check(graph=graph)
     unique = dict.fromkeys(checker.findings)
     return sorted(unique, key=lambda one: (one.file, one.line, one.column, one.message))
 
 
 class _Checker:
-    def __init__(self, folder: Path, config_name: str) -> None:
+    def __init__(self, folder: Path, config_name: str, num_gpus: int, machine: str) -> None:
         self.findings: list[Finding] = []
         self._folder = folder
         self._config_name = config_name
+        self._num_gpus, self._machine = num_gpus, machine
         self._config = find_config(folder, config_name)
         self._tree: pbtxt.Field | None = None
 
@@ -90,7 +95,7 @@ class _Checker:
         if any(one.severity == "error" for one in self.findings[num_before:]):
             return
         try:
-            repository = ModelRepository([self._folder.parent], config_name=self._config_name)
+            repository = ModelRepository([self._folder.parent], config_name=self._config_name, num_gpus=self._num_gpus)
             try:
                 definition = repository.read(self._folder.name)
                 if graph:
@@ -155,7 +160,8 @@ class _Checker:
                 message = str(problem).removeprefix(f"{line}:{column} : ").rpartition("': ")[2]
                 self._add("error", "", message, path, line, column)
             return
-        for check in _CHECKS:
+        whole: _Check = partial(validate, num_gpus=self._num_gpus, machine=self._machine)
+        for check in (whole, *_PARTS):
             try:
                 check(config, self._folder.name)
             except ConfigError as problem:
@@ -178,7 +184,14 @@ class _Checker:
             self._add("error", "", f"ONNX Runtime does not take it: {problem}", path)
             return
         try:
-            complete(config, engine.inputs, engine.outputs, model=self._folder.name, initializers=engine.initializers)
+            complete(
+                config,
+                engine.inputs,
+                engine.outputs,
+                model=self._folder.name,
+                initializers=engine.initializers,
+                num_gpus=self._num_gpus,
+            )
         finally:
             engine.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hone.cli.client import Server, add_server_arguments, known_models, server_of
@@ -43,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequest("--wait: expected a model to wait for, as in 'hone status MODEL --wait'")
     server = server_of(arguments)
     if arguments.wait is not None:
-        wait_until_settled(server, arguments.model, arguments.wait)
+        with _waiting(arguments.model) as tell:
+            wait_until_settled(server, arguments.model, arguments.wait, tell)
     told = read_server(server, arguments.model)
     if arguments.json:
         print(json.dumps(told))
@@ -78,14 +81,17 @@ def read_server(server: Server, model: str = "") -> dict[str, Any]:
     return {"server": server.call("GET", "/v2"), "url": server.place, "models": models}
 
 
-def wait_until_settled(server: Server, model: str, seconds: float) -> None:
+def wait_until_settled(
+    server: Server, model: str, seconds: float, tell: Callable[[str], None] = lambda text: None
+) -> None:
     """Until some version of the model is ready and none of those waits for tuning or is tuned. Also for a model that
     the server does not know yet. Raises Unavailable after `seconds`."""
     until = time.monotonic() + seconds
     while True:
         lines = [line for line in server.index() if line["name"] == model]
         ready = [line for line in lines if line.get("state") == "READY"]
-        states = [(read_tuning(server, line) or {"state": ""})["state"] for line in ready]
+        tunings = [read_tuning(server, line) for line in ready]
+        states = [tuning["state"] if tuning else "" for tuning in tunings]
         if ready and not any(state in UNSETTLED for state in states):
             return
         if time.monotonic() > until:
@@ -94,7 +100,22 @@ def wait_until_settled(server: Server, model: str, seconds: float) -> None:
                 f"'{model}' has not settled within {seconds:g} s: "
                 + (f"tuning is '{', '.join(states)}'" if states else found or "the server does not know it")
             )
+        tell(next((f"{tuning_of(one)}: {one['reason']}" for one in tunings if one), "not ready yet"))
         time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def _waiting(model: str) -> Iterator[Callable[[str], None]]:
+    """Keeps a line on the terminal about what is waited for; anywhere else nothing is said."""
+    from hone.cli.terminal import is_terminal, open_console
+
+    if not is_terminal(sys.stderr):
+        yield lambda text: None
+        return
+    from rich.text import Text
+
+    with open_console(sys.stderr).status(Text(f"{model}: waiting")) as line:
+        yield lambda text: line.update(Text(f"{model}: {text}"))
 
 
 def read_tuning(server: Server, line: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -132,7 +153,7 @@ def _print_server(told: Mapping[str, Any]) -> None:
 
     console = open_console()
     server = told["server"]
-    console.print(f"{server['name']} {server['version']} at {told['url']}: {len(told['models'])} model version(s)")
+    console.print(f"{_named(server)} at {told['url']}: {len(told['models'])} model version(s)")
     rows = [
         (
             line["name"],
@@ -147,6 +168,13 @@ def _print_server(told: Mapping[str, Any]) -> None:
     ]
     if rows:
         show(console, table(("model", "version", "state", "engine", "tuning", "speed-up", "reason"), rows))
+
+
+def _named(server: Mapping[str, Any]) -> str:
+    """hone calls itself "triton" to clients unless it was told another name: that would only make people wonder."""
+    is_hone = "tuning" in server.get("extensions", ())
+    name = "hone" if is_hone and server["name"] == "triton" else server["name"]
+    return f"{name} {server['version']}"
 
 
 def _print_model(line: Mapping[str, Any]) -> None:

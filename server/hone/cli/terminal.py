@@ -58,13 +58,16 @@ def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = (), folded: Sequence[str] = ()
 ) -> Table:
     """A table without lines: it reads well on a terminal and splits well in a pipe. Cells are plain text or rich's.
-    Where a terminal is too narrow, columns of `folded` take several lines and others are cut."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    Where a terminal is too narrow, columns of `folded` take several lines, and else the last one, "reason", is cut
+    before any other."""
+    has_reason = columns[-1] == "reason" and "reason" not in folded
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=has_reason)
     for name in columns:
         made.add_column(
             name,
             justify="right" if name in right else "left",
             no_wrap=name not in folded,
+            ratio=1 if has_reason and name == "reason" else None,
             overflow="fold" if name in folded else "ellipsis",
         )
     for row in rows:

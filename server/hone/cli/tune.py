@@ -97,25 +97,31 @@ async def tune(
     paused or pinned is tuned all the same: nothing serves here. Raises HoneError."""
     from prometheus_client import CollectorRegistry
 
+    from hone.engines.cuda_transfers import CudaTransfers
+    from hone.engines.onnxruntime import has_cuda
     from hone.metrics import Metrics
     from hone.repository import ModelRepository
     from hone.serving.executor import Completions
     from hone.serving.lifecycle import BaselineLoader, ModelLifecycle
     from hone.serving.registry import ModelRegistry
     from hone.tuning.assembly import BackgroundTuning
+    from hone.tuning.gpus import detect_gpus, kind_of
 
+    gpus = detect_gpus()
+    transfers = CudaTransfers.load() if gpus else None
     registry = ModelRegistry()
-    tuning = BackgroundTuning(settings, registry, follow_holds=False, spare=False)
+    tuning = BackgroundTuning(settings, registry, follow_holds=False, spare=False, gpus=gpus, transfers=transfers)
     metrics = Metrics(CollectorRegistry(), allow_cpu_metrics=False, allow_gpu_metrics=False)
     completions = Completions(asyncio.get_running_loop())
-    repository = ModelRepository(settings.model_repository)
+    repository = ModelRepository(settings.model_repository, num_gpus=len(gpus))
     lifecycle = ModelLifecycle(
         repository,
         registry,
         metrics,
         completions,
         num_threads=1,
-        load_engine=BaselineLoader(settings.intra_op_threads),
+        load_engine=BaselineLoader(settings.intra_op_threads, len(gpus) if has_cuda() else 0, transfers),
+        gpu_kinds=[kind_of(gpu) for gpu in gpus],
         observers=tuning.observers,
     )
     try:
@@ -209,7 +215,7 @@ def print_outcome(told: list[dict[str, Any]], file: TextIO | None = None, *, con
         for bucket in buckets:
             table.add_row(
                 bucket["signature"].replace("[", r"\["),
-                "tvm" if bucket["outcome"] == "passed" else "onnxruntime",
+                bucket["engine"],
                 _shown(bucket["baseline_ms"], " ms"),
                 _shown(bucket["tuned_ms"], " ms"),
                 _shown(bucket["speedup"], "x"),

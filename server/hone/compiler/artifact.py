@@ -53,9 +53,10 @@ class ExportedArtifact:
 
 
 def export_artifact(
-    compiled: Compiled, model: Weighted, constants_digest: str | None, folder: Path
+    compiled: Compiled, model: Weighted, constants_digest: str | None, folder: Path, pool: str | None = None
 ) -> ExportedArtifact:
-    """Write the executable into `folder`. `constants_digest` names the entry that keeps `derived_constants(model)`.
+    """Write the executable into `folder`. `constants_digest` names the entry that keeps `derived_constants(model)`,
+    `pool` the one with the library that runs parallel loops (see `parallel.ParallelPool`).
 
     Raises LinkFailed, and ValueError when the model has derived constants and no digest is given.
     """
@@ -84,6 +85,7 @@ def export_artifact(
         packed=compiled.packed,
         returns_tuple=compiled.returns_tuple,
         guarded=model.guarded,
+        pool=pool,
     )
     return ExportedArtifact({MODULE_FILE: path}, {**manifest.fields(), "toolchain": toolchain()})
 

@@ -18,6 +18,7 @@ from tvm import relax, tirx
 
 from hone.compiler.mathematics import expand_transcendentals
 from hone.compiler.target import CpuTarget
+from hone.engines.tvm_parallel import BARRIER_VARIABLE, has_variable
 
 #: Candidates in this order; the first on PATH links.
 LINKERS = ("g++", "clang++", "c++")
@@ -32,6 +33,17 @@ class BuildFailed(Exception):
     def __init__(self, what: str, problem: BaseException) -> None:
         self.reason = first_line(problem)
         super().__init__(f"{what}: {self.reason}")
+
+
+class GraphRefused(BuildFailed):
+    """TVM does not take a graph: the same graph fails again, whatever is free or installed here."""
+
+
+def graph_problem(what: str, problem: BaseException) -> BuildFailed:
+    """What failed, told by its cause: the machine's troubles are a BuildFailed, all else is a GraphRefused."""
+    if isinstance(problem, (OSError, MemoryError)) or "bad_alloc" in str(problem):
+        return BuildFailed(what, problem)
+    return GraphRefused(what, problem)
 
 
 class LinkFailed(Exception):
@@ -85,6 +97,9 @@ def link(module: Any, path: Path) -> None:
     create.object_format = "o"  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory(prefix="hone-link-") as workspace:
         tvm.runtime.Executable(module).export_library(str(path), fcompile=create, workspace_dir=workspace)
+    if has_variable(path, BARRIER_VARIABLE):
+        path.unlink()
+        raise LinkFailed("a parallel loop has a barrier between its tasks, which hone's pool of threads has not")
 
 
 def find_linker() -> str | None:
@@ -121,7 +136,8 @@ def build_executable(mod: Any, target: CpuTarget, exec_mode: str = "compiled") -
     """Phase 7: a lowered module becomes a VM executable.
 
     `main` is machine code too: interpreted, its calls and allocations cost 50 ns each, a quarter of a small net's time.
-    With `exec_mode="bytecode"` it is interpreted, and can be watched call by call (`profile.py`).
+    With `exec_mode="bytecode"` it is interpreted, and can be watched call by call (`profile.py`). Raises BuildFailed,
+    GraphRefused where that is for ever.
     """
     functions = {
         name: expand_transcendentals(func) if isinstance(func, tirx.PrimFunc) else func
@@ -132,5 +148,5 @@ def build_executable(mod: Any, target: CpuTarget, exec_mode: str = "compiled") -
             tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode=exec_mode
         )
     except Exception as problem:  # as above
-        raise BuildFailed("executable", problem) from problem
+        raise graph_problem("phase 8 build", problem) from problem
     return Library(built.mod)

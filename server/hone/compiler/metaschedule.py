@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
@@ -22,6 +22,7 @@ from tvm.s_tir.meta_schedule.logging import get_logging_func
 
 from hone.compiler.build import BuildFailed, build_functions, first_line
 from hone.compiler.choices import Choices
+from hone.compiler.phases.concats import keeps_runs
 from hone.compiler.phases.schedule import apply_trace, calls_of_main, function_digest, trace_text
 from hone.compiler.pipeline import GRAPH_PHASES, Compilation, Model, lowering_phases, run_phases
 from hone.compiler.schedules.plain import plain_schedule
@@ -81,6 +82,8 @@ def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFuncti
         and str(name.name_hint) in calls
         # A reshape is a view in the end.
         and not relax.analysis.has_reshape_pattern(func)
+        # A concatenation of runs is written in place, or a plain copy.
+        and not keeps_runs(func)
     ]
     return sorted(found, key=lambda function: -function.microseconds * function.num_calls)
 
@@ -99,11 +102,40 @@ def search_schedule(
     """
     deadline = time.monotonic() + seconds
     bench = _Bench(function.func, target)
-    plain_us = bench.time(plain_schedule(function.func, target).func)
+    plain = plain_schedule(function.func, target).func
+    return search_on(bench, function.func, plain, lambda: Proposals(function.func, target, seed), deadline, tell)
+
+
+class Bench(Protocol):
+    """Builds and times schedules of one function; on whatever device."""
+
+    def times(self, funcs: Sequence[Any], until: float) -> list[float]:
+        """Microseconds of each; infinite where it does not build or run, not a number where the time `until` (of the
+        monotonic clock) was not enough to try it."""
+
+    def agrees(self, func: Any, reference: Any) -> bool:
+        """Whether two schedules give the same results."""
+
+
+def search_on(
+    bench: Bench,
+    func: Any,
+    plain: Any,
+    propose: Callable[[], Proposals],
+    deadline: float,
+    tell: Callable[[int, float, float], None] | None = None,
+    *,
+    good_enough_us: float = 0.0,
+) -> SearchResult:
+    """See `search_schedule`; `plain` is the function as it is scheduled without a search. Where that takes no more than
+    `good_enough_us` nothing is tried."""
+    (plain_us,) = bench.times([plain], math.inf)
     if math.isinf(plain_us):
         return SearchResult(None, plain_us, plain_us, 0, 0, "the plain schedule does not build")
+    if plain_us <= good_enough_us:
+        return SearchResult(None, plain_us, plain_us, 0, 0, "the plain schedule is as fast as memory")
     try:
-        strategy = Proposals(function.func, target, seed)
+        strategy = propose()
     except Exception as problem:  # TVM raises many kinds where it has no rule for a function
         return SearchResult(None, plain_us, plain_us, 0, 0, f"no design space: {first_line(problem)}")
     best_us, best, num_trials, num_failed = plain_us, None, 0, 0
@@ -111,14 +143,9 @@ def search_schedule(
         candidates = strategy.propose()
         if not candidates:
             break
-        times = []
-        for candidate in candidates:
-            out_of_time = time.monotonic() >= deadline
-            took = math.inf if out_of_time else bench.time(candidate.sch.mod["main"])
-            times.append(took)
-            if out_of_time:
-                continue
-            num_trials += 1
+        times = bench.times([candidate.sch.mod["main"] for candidate in candidates], deadline)
+        for candidate, took in zip(candidates, times, strict=True):
+            num_trials += not math.isnan(took)
             num_failed += math.isinf(took)
             if took < best_us:
                 best_us, best = took, trace_text(candidate.sch)
@@ -127,18 +154,15 @@ def search_schedule(
             tell(num_trials, best_us, plain_us)
     if best is None:
         return SearchResult(None, plain_us, plain_us, num_trials, num_failed, "nothing was faster")
-    return _confirm(function, target, bench, best, num_trials, num_failed)
+    return _confirm(func, plain, bench, best, num_trials, num_failed)
 
 
-def _confirm(
-    function: RemainingFunction, target: CpuTarget, bench: _Bench, trace: str, num_trials: int, num_failed: int
-) -> SearchResult:
+def _confirm(func: Any, plain: Any, bench: Bench, trace: str, num_trials: int, num_failed: int) -> SearchResult:
     """Build the winner from its record, as a later compilation will, check its numbers, and time it in turns."""
-    searched = apply_trace(function.func, trace)
-    plain = plain_schedule(function.func, target).func
+    searched = apply_trace(func, trace)
     if searched is None or not bench.agrees(searched, plain):
         return SearchResult(None, math.inf, math.inf, num_trials, num_failed, "the best record computes something else")
-    turns = [(bench.time(plain), bench.time(searched)) for _ in range(3)]
+    turns = [bench.times([plain, searched], math.inf) for _ in range(3)]
     plain_us, best_us = (float(np.median([turn[i] for turn in turns])) for i in (0, 1))
     if plain_us < best_us * _MIN_GAIN:
         return SearchResult(None, plain_us, best_us, num_trials, num_failed, "not measurably faster")
@@ -148,15 +172,15 @@ def _confirm(
 class _Context(ms.TuneContext):  # type: ignore[misc]  # TVM is untyped
     """TVM's context without its constructor, which parses the intrinsics of every GPU there is for 10 seconds."""
 
-    def __init__(self, mod: tvm.IRModule, target: CpuTarget, seed: int) -> None:
+    def __init__(self, mod: tvm.IRModule, target: Any, rules: str, seed: int) -> None:
         self.__init_handle_by_constructor__(
             ms._ffi_api.TuneContext,
             mod,
-            target.tvm(),
+            target,
             ms.space_generator.PostOrderApply(
-                sch_rules=ms.ScheduleRule.create("llvm"),
-                postprocs=ms.Postproc.create("llvm"),
-                mutator_probs=ms.Mutator.create("llvm"),
+                sch_rules=ms.ScheduleRule.create(rules),
+                postprocs=ms.Postproc.create(rules),
+                mutator_probs=ms.Mutator.create(rules),
             ),
             # Small populations: a round of proposals must not outlast the budget, and cannot be interrupted.
             ms.search_strategy.EvolutionarySearch(
@@ -170,12 +194,17 @@ class _Context(ms.TuneContext):  # type: ignore[misc]  # TVM is untyped
         ms._ffi_api.TuneContextInitialize(self)
 
 
-class Proposals:
-    """MetaSchedule's proposals for one function."""
+class _HasTvm(Protocol):
+    def tvm(self) -> Any:
+        """The target as TVM knows it."""
 
-    def __init__(self, func: Any, target: CpuTarget, seed: int) -> None:
+
+class Proposals:
+    """MetaSchedule's proposals for one function. `rules` names TVM's sets of them: "llvm" or "cuda"."""
+
+    def __init__(self, func: Any, target: _HasTvm, seed: int, rules: str = "llvm") -> None:
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        self._context = _Context(mod, target, seed)
+        self._context = _Context(mod, target.tvm(), rules, seed)
         self._model = ms.cost_model.XGBModel(num_warmup_samples=2 * _TRIALS_PER_ROUND, num_tuning_cores=1)
         # A database in memory: the strategy breeds from what it holds. Nothing is kept under its keys.
         self._database = ms.database.MemoryDatabase()
@@ -221,7 +250,10 @@ class _Bench:
             array = rng.standard_normal(shape) if dtype.startswith(("float", "bfloat")) else rng.integers(0, 2, shape)
             self._tensors.append(tvm.runtime.tensor(array.astype(dtype)))
 
-    def time(self, func: Any) -> float:
+    def times(self, funcs: Sequence[Any], until: float) -> list[float]:
+        return [self._time(func) if time.monotonic() < until else math.nan for func in funcs]
+
+    def _time(self, func: Any) -> float:
         """The best of a few runs in microseconds; infinite where it does not build or run."""
         run = self._build(func)
         if run is None:
@@ -236,7 +268,6 @@ class _Bench:
             return math.inf
 
     def agrees(self, func: Any, reference: Any) -> bool:
-        """Whether two schedules give the same last tensor."""
         results: list[Array] = []
         for each in (func, reference):
             run = self._build(each)

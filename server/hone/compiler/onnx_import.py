@@ -20,10 +20,11 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
+from hone.compiler.converters import CONVERTERS
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
 from hone.compiler.rewrites import resolve_control_flow, rewrite
 from hone.compiler.rewrites.bounds import UnboundedIndex, bound_indices
-from hone.compiler.rewrites.division import DividesByZero, guard_divisions
+from hone.compiler.rewrites.division import DividesByZero, guard_divisions, hold_shifts
 from hone.compiler.rewrites.evaluate import fold
 from hone.compiler.rewrites.guards import GUARD, combine_guards
 from hone.compiler.simplify import (
@@ -96,9 +97,14 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     operator = ""
 
-    def _convert_operator(self, op_name: str, *arguments: Any) -> Any:
+    def _check_for_unsupported_ops(self, graph: GraphProto) -> None:
+        """`_check_operators` did, and knows of `CONVERTERS`."""
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: Any) -> Any:
         self.operator = op_name
-        return super()._convert_operator(op_name, *arguments)
+        if op_name in CONVERTERS:
+            return self.bb.normalize(CONVERTERS[op_name](self.bb, inputs, attrs))
+        return super()._convert_operator(op_name, inputs, attrs, opset)
 
 
 def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Unsupported:
@@ -161,6 +167,7 @@ def _convert_or_inline(graph: Graph) -> tuple[Graph, tvm.IRModule]:
             final = graph.copy()
             bound_indices(final)
             guard_divisions(final)
+            hold_shifts(final)
             combine_guards(final)
             canonicalize(final)
             return final, _convert(final)
@@ -189,7 +196,7 @@ def _distrusted(graph: Graph) -> set[str]:
 
 
 def _known_operators() -> set[str]:
-    return set(onnx_frontend._get_convert_map()) - _CONTRIBUTED | {"Constant"}
+    return set(onnx_frontend._get_convert_map()) - _CONTRIBUTED | {"Constant", *CONVERTERS}
 
 
 def _check_operators(graph: Graph) -> None:

@@ -22,6 +22,7 @@ from tvm import relax
 
 from hone.compiler.build import Library, build_executable
 from hone.compiler.choices import Choices, KernelCall
+from hone.compiler.phases.place import Placement
 from hone.compiler.phases.schedule import ScheduledFunction
 from hone.compiler.pipeline import PHASES, Compilation, Model, run_phases
 from hone.compiler.target import CpuTarget
@@ -68,6 +69,8 @@ class Profile:
     total_us: float
     overhead_us: float
     outputs: tuple[Array, ...]
+    placements: tuple[Placement, ...] = ()
+    """Concatenations that are no calls: their parts are written where they belong."""
 
 
 def profile_model(
@@ -136,6 +139,7 @@ def _run(
         total_us=statistics.median(totals) / 1e3,
         overhead_us=recorder.overhead_us(),
         outputs=tuple(np.array(tensor.numpy()) for tensor in results),
+        placements=tuple(compilation.placements),
     )
 
 

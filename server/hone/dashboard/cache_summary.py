@@ -76,7 +76,7 @@ def _users(entries: list[Listed], names: Mapping[str, str]) -> dict[str, set[str
     for entry in entries:
         if entry.name.kind != "artifacts":
             continue
-        content = _content(entry.name, entry)
+        content = content_of(entry.name, entry)
         key = content.get("key")
         graph = str(key.get("graph_sha256", "")) if isinstance(key, Mapping) else ""
         model = names.get(graph) or f"graph {graph[:12]}"
@@ -90,13 +90,13 @@ def _kernel(entry: Listed | None) -> dict[str, Any]:
     """What a kernel computes, and how."""
     if entry is None:
         return {}
-    key = _content(entry.name, entry).get("key")
+    key = content_of(entry.name, entry).get("key")
     if not isinstance(key, Mapping):
         return {"size_bytes": entry.size_bytes}
     return {"size_bytes": entry.size_bytes, "template": key.get("template"), "workload": key.get("workload")}
 
 
-def _content(name: EntryName, entry: Listed) -> Mapping[str, Any]:
+def content_of(name: EntryName, entry: Listed) -> Mapping[str, Any]:
     """The manifest's content; empty where there is none that can be read."""
     try:
         with (entry.path / MANIFEST).open("rb") as opened:

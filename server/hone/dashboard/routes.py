@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from hone.config import RESTRICTED_GROUPS, Settings
 from hone.dashboard.cache_summary import summarize
 from hone.dashboard.commands import Commands
+from hone.dashboard.kernel_map import read_map
 from hone.dashboard.monitor import Monitor, TooManyWatchers
 from hone.dashboard.page import HEADERS, INDEX, read_assets
 from hone.dashboard.picture import Painter
@@ -62,6 +63,7 @@ class Dashboard:
             ("/dashboard/points/{model}", self._points, "GET"),
             ("/dashboard/cache", self._cache, "GET"),
             ("/dashboard/device", self._device, "GET"),
+            ("/dashboard/kernels/{model}", self._kernels, "GET"),
             ("/dashboard/explain/{model}", self._explained, "GET"),
             ("/dashboard/explain/{model}", self._explain, "POST"),
             ("/dashboard/{name}", self._page, "GET"),
@@ -135,6 +137,17 @@ class Dashboard:
         self._check(request, "metadata")
         return _json(await self._commands.doctor(str(self._settings.kernels_cache)))
 
+    async def _kernels(self, request: Request) -> Response:
+        """What tuning knows of the kernels that serve a batch size now; null where nothing tuned does."""
+        self._check(request, "tuning")
+        model, batch = self._registry.find(request.path_params["model"], ""), _batch(request)
+        serving = (generation for generation in model.slot.current() if generation.artifact)
+        artifact = next((one.artifact for one in serving if one.rows == batch), "")
+        if not artifact:
+            return _json(None)
+        async with self._cache_turn:
+            return _json(await asyncio.to_thread(read_map, self._settings.kernels_cache, artifact))
+
     async def _explained(self, request: Request) -> Response:
         """An explanation that was made before; null where there is none for what is served now."""
         return _json(self._commands.kept(*self._subject(request)))
@@ -148,15 +161,13 @@ class Dashboard:
     def _subject(self, request: Request) -> tuple[str, str, str, int, str]:
         """What is to be explained: the newest version of a model for a batch size, as it is served now."""
         self._check(request, "tuning")
-        text = request.query_params.get("batch", "1")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _MAX_BATCH):
-            raise InvalidRequest(f"batch: expected a number from 1 to {_MAX_BATCH}, found '{text}'")
+        batch = _batch(request)
         model = self._registry.find(request.path_params["model"], "")
         state = hashlib.sha256(
             repr((model.ref, [generation.artifact for generation in model.slot.current()])).encode()
         ).hexdigest()
         folder, cache = str(model.definition.path.parent), str(self._settings.kernels_cache)
-        return model.name, folder, cache, int(text), state
+        return model.name, folder, cache, batch, state
 
     # --- keys
 
@@ -171,6 +182,14 @@ class Dashboard:
         header = self._keys.wanted(group, dict(request.scope["headers"]))
         if header:
             raise Restricted(f"This API is restricted, expecting header '{header}'")
+
+
+def _batch(request: Request) -> int:
+    """Raises InvalidRequest."""
+    text = request.query_params.get("batch", "1")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _MAX_BATCH):
+        raise InvalidRequest(f"batch: expected a number from 1 to {_MAX_BATCH}, found '{text}'")
+    return int(text)
 
 
 def _json(document: Any) -> Response:

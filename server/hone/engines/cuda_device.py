@@ -10,30 +10,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 
 from hone.engines.cuda_runtime import CudaRuntime
-from hone.engines.pinned import PinnedPool
+from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.tvm_runtime import TvmRuntime
+from hone.errors import EngineError
 from hone.types import Array
 
 #: DLPack's numbers of device types.
 CPU_TYPE, CUDA_TYPE = 1, 2
 _NAMES = {CPU_TYPE: "cpu", CUDA_TYPE: "cuda"}
-#: A copy starts when so much of its source is in pinned memory, and runs while the next part is brought there.
-_CHUNK_BYTES = 1 << 20
 
 
 class CudaDevice:
     """A GPU of this process. Thread-safe, but for what is told of streams: each belongs to who made it."""
 
-    def __init__(self, cuda: CudaRuntime, tvm: TvmRuntime, ordinal: int, *, device_type: int = CUDA_TYPE) -> None:
-        """`device_type` is another than CUDA's for devices that only stand for a GPU."""
+    def __init__(
+        self,
+        cuda: CudaRuntime,
+        tvm: TvmRuntime,
+        ordinal: int,
+        *,
+        device_type: int = CUDA_TYPE,
+        transfers: CudaTransfers | None = None,
+    ) -> None:
+        """`device_type` is another than CUDA's for devices that only stand for a GPU. `transfers` are those of the
+        process, on the same runtime, where it has them."""
         self.cuda, self.tvm, self.ordinal, self.device_type = cuda, tvm, ordinal, device_type
         #: Code of another kind of device is one for the host only where there is none for a GPU.
         self.place = tvm_ffi.device(_NAMES[device_type], ordinal if device_type == CUDA_TYPE else 0)
-        self.pinned = PinnedPool(cuda)
+        self._transfers = transfers or CudaTransfers(cuda)
+        self.pinned = self._transfers.pinned
         #: TVM's memory pool is one for all streams of a device, and knows nothing of what still runs on them: memory
         #: that one machine lets go of while its kernels run must not go to another. So one computes at a time, while
         #: others copy.
@@ -53,8 +61,12 @@ class CudaDevice:
         self.cuda.set_device(self.ordinal)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
-        """An uninitialised tensor in its memory."""
-        return self.tvm.allocate(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), self.place, None)
+        """An uninitialised tensor in its memory. Raises EngineError where there is no room for it."""
+        try:
+            return self.tvm.allocate(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), self.place, None)
+        except Exception as problem:  # tvm-ffi turns errors of its runtime into many classes
+            told = str(problem).strip().splitlines() or [type(problem).__name__]
+            raise EngineError(f"cuda: a tensor {list(shape)} of {dtype} could not be made: {told[-1]}") from problem
 
     def tensor_of(self, array: Array, stream: int) -> Any:
         """A tensor with the array's contents, which are there: for weights and measurements, not for requests."""
@@ -67,21 +79,11 @@ class CudaDevice:
     def upload(self, array: Array, tensor: Any, staging: Array, stream: int) -> None:
         """Start copying an array into a tensor of its size, through pinned memory of its size: the copy of one part
         runs while the next is brought there. The staging memory is in use until the stream is done."""
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        to, source = tensor.data_ptr(), staging.ctypes.data
-        for start in range(0, flat.nbytes, _CHUNK_BYTES):
-            part = flat[start : start + _CHUNK_BYTES]
-            staging[start : start + part.nbytes] = part
-            self.cuda.copy_to_device(to + start, source + start, part.nbytes, stream)
+        self._transfers.upload(array, tensor.data_ptr(), staging, stream)
 
     def download(self, tensor: Any, shape: Sequence[int], dtype: Any, stream: int) -> Array:
         """Start copying a tensor into pinned memory of its own; the array is valid when the stream is done."""
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        place = self.pinned.take(num_bytes)
-        if num_bytes:
-            self.cuda.copy_to_host(place.ctypes.data, tensor.data_ptr(), num_bytes, stream)
-        array: Array = place.view(dtype).reshape(tuple(shape))
-        return array
+        return self._transfers.download(tensor.data_ptr(), shape, dtype, stream)
 
     @contextmanager
     def launching_on(self, stream: int) -> Iterator[None]:

@@ -1,6 +1,10 @@
 """The CUDA runtime as hone uses it, by ctypes: memory, copies, streams, events, graphs, and what a device is like.
 
 The runtime's library holds no code of ours and loads on machines without a GPU, where every call says so.
+
+After some failures (an illegal address in a kernel) no call works any more in this process: the GPU is *lost* to it,
+and `lost` says why. From then on nothing is freed: freeing fails as well, and libraries that do not expect that end
+the process. What would be freed is kept instead.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hone.errors import EngineError
+from hone.errors import DeviceLost, EngineError
 
 LIBRARY = "libcudart.so.13"
 _TO_DEVICE, _TO_HOST = 1, 2
 _NON_BLOCKING = 1
+_DISABLE_TIMING = 2
 _THREAD_LOCAL_CAPTURE = 1
 _NOT_READY, _OUT_OF_MEMORY = 600, 2
 #: After these nothing works any more in this process's context (CUDA Runtime API, "cudaError": those of which it says
@@ -49,6 +54,18 @@ class CudaRuntime:
     def __init__(self, library: Any) -> None:
         """`library` has the functions of the CUDA runtime (a ctypes library, or what stands for one in tests)."""
         self._library = library
+        self.lost = ""
+        """Why this process can use its GPUs no longer; empty while it can."""
+        self._kept: list[object] = []
+
+    def keep(self, *things: object) -> None:
+        """Never let go of these: what frees memory of a GPU that is lost may end the process."""
+        self._kept.append(things)
+
+    def check_not_lost(self) -> None:
+        """Raises DeviceLost."""
+        if self.lost:
+            raise DeviceLost(self.lost)
 
     @classmethod
     def load(cls, places: Iterable[Path] | None = None) -> CudaRuntime:
@@ -117,7 +134,16 @@ class CudaRuntime:
         return address.value or 0
 
     def free_pinned(self, address: int) -> None:
-        self._call("cudaFreeHost", ctypes.c_void_p(address))
+        self._let_go("cudaFreeHost", address)
+
+    def allocate_device(self, num_bytes: int) -> int:
+        """Address of memory of the calling thread's device."""
+        address = ctypes.c_void_p()
+        self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(num_bytes))
+        return address.value or 0
+
+    def free_device(self, address: int) -> None:
+        self._let_go("cudaFree", address)
 
     def copy_to_device(self, to: int, source: int, num_bytes: int, stream: int) -> None:
         self._copy(to, source, num_bytes, _TO_DEVICE, stream)
@@ -134,7 +160,7 @@ class CudaRuntime:
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        self._call("cudaStreamDestroy", ctypes.c_void_p(stream))
+        self._let_go("cudaStreamDestroy", stream)
 
     def synchronize(self, stream: int) -> None:
         self._call("cudaStreamSynchronize", ctypes.c_void_p(stream))
@@ -145,7 +171,17 @@ class CudaRuntime:
         return event.value or 0
 
     def destroy_event(self, event: int) -> None:
-        self._call("cudaEventDestroy", ctypes.c_void_p(event))
+        self._let_go("cudaEventDestroy", event)
+
+    def create_mark(self) -> int:
+        """An event that only orders streams: cheaper than one that tells the time."""
+        event = ctypes.c_void_p()
+        self._call("cudaEventCreateWithFlags", ctypes.byref(event), ctypes.c_uint(_DISABLE_TIMING))
+        return event.value or 0
+
+    def wait_for(self, event: int, stream: int) -> None:
+        """Have what is put on the stream from now on wait for what the event was last recorded behind."""
+        self._call("cudaStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
 
     def record(self, event: int, stream: int) -> None:
         self._call("cudaEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
@@ -205,11 +241,19 @@ class CudaRuntime:
     def _call(self, name: str, *arguments: Any) -> None:
         self._check(name, int(getattr(self._library, name)(*arguments)))
 
+    def _let_go(self, name: str, handle: int) -> None:
+        if not self.lost:
+            self._call(name, ctypes.c_void_p(handle))
+
     def _check(self, name: str, code: int) -> None:
         if code:
             text = self._library.cudaGetErrorString
             text.restype = ctypes.c_char_p
-            raise CudaError(name, code, (text(ctypes.c_int(code)) or b"unknown error").decode("utf-8", "replace"))
+            told = (text(ctypes.c_int(code)) or b"unknown error").decode("utf-8", "replace")
+            problem = CudaError(name, code, told)
+            if problem.is_poisoning and not self.lost:
+                self.lost = f"{told} (error {code}): this process can use its GPUs no longer, a new one can"
+            raise problem
 
 
 def library_places() -> list[Path]:

@@ -7,13 +7,14 @@ The `onnx` package would parse the whole graph and copy every weight twice. This
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+from hone.engines.protobuf import Malformed, fields, varints
 from hone.errors import EngineError
 from hone.types import Array
 
@@ -24,7 +25,6 @@ _DIMS, _DATA_TYPE, _FLOATS, _INT32S, _INT64S, _NAME, _RAW, _DOUBLES, _UINT64S, _
     1, 2, 4, 5, 7, 8, 9, 10, 11, 13, 14,
 )  # fmt: skip
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 #: TensorProto.DataType -> numpy dtype, and the field that holds items which are not in `raw_data`.
 _TYPES: dict[int, tuple[np.dtype, int]] = {
@@ -42,10 +42,6 @@ _TYPES: dict[int, tuple[np.dtype, int]] = {
     13: (np.dtype("<u8"), _UINT64S),
     16: (np.dtype(ml_dtypes.bfloat16), _INT32S),
 }
-
-
-class _Malformed(Exception):
-    pass
 
 
 @dataclass(slots=True)
@@ -68,16 +64,16 @@ def read_initializers(path: Path, names: Iterable[str]) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        for number, graph in _fields(data):
+        for number, graph in fields(data):
             if number != _MODEL_GRAPH or not isinstance(graph, memoryview):
                 continue
-            for inner, value in _fields(graph):
+            for inner, value in fields(graph):
                 if inner != _GRAPH_INITIALIZER or not isinstance(value, memoryview):
                     continue
                 tensor = _parse(value)
                 if tensor.name in wanted:
                     found[tensor.name] = _array(tensor, path.parent)
-    except (OSError, ValueError, _Malformed) as problem:
+    except (OSError, ValueError, Malformed) as problem:
         raise EngineError(f"weights of {path.name} cannot be read: {problem}") from problem
     missing = sorted(wanted - found.keys())
     if missing:
@@ -87,7 +83,7 @@ def read_initializers(path: Path, names: Iterable[str]) -> dict[str, Array]:
 
 def _parse(message: memoryview) -> _Tensor:
     tensor = _Tensor()
-    for number, value in _fields(message):
+    for number, value in fields(message):
         if isinstance(value, int):
             if number == _DIMS:
                 tensor.dims.append(value)
@@ -98,13 +94,13 @@ def _parse(message: memoryview) -> _Tensor:
             else:
                 tensor.items.append((number, value))
         elif number == _DIMS:
-            tensor.dims.extend(_varints(value))
+            tensor.dims.extend(varints(value))
         elif number == _NAME:
             tensor.name = str(value, "utf-8")
         elif number == _RAW:
             tensor.raw = value
         elif number == _EXTERNAL:
-            entry = dict(_fields(value))
+            entry = dict(fields(value))
             key, told = entry.get(_ENTRY_KEY), entry.get(_ENTRY_VALUE)
             if isinstance(key, memoryview) and isinstance(told, memoryview):
                 tensor.external[str(key, "utf-8")] = str(told, "utf-8")
@@ -116,7 +112,7 @@ def _parse(message: memoryview) -> _Tensor:
 def _array(tensor: _Tensor, folder: Path) -> Array:
     known = _TYPES.get(tensor.data_type)
     if known is None:
-        raise _Malformed(f"initializer '{tensor.name}' has data type {tensor.data_type}, which hone does not read")
+        raise Malformed(f"initializer '{tensor.name}' has data type {tensor.data_type}, which hone does not read")
     dtype, items_field = known
     count = int(np.prod(tensor.dims, dtype=np.int64))
     flat: Array
@@ -127,7 +123,7 @@ def _array(tensor: _Tensor, folder: Path) -> Array:
     else:
         flat = _items(tensor, dtype, items_field)
     if flat.size != count:
-        raise _Malformed(f"initializer '{tensor.name}' has {flat.size} items, expected {count}")
+        raise Malformed(f"initializer '{tensor.name}' has {flat.size} items, expected {count}")
     return flat.reshape(tensor.dims)
 
 
@@ -135,7 +131,7 @@ def _external(tensor: _Tensor, dtype: np.dtype, count: int, folder: Path) -> Arr
     location = Path(tensor.external.get("location", ""))
     path = (folder / location).resolve()
     if location.is_absolute() or not path.is_relative_to(folder.resolve()):
-        raise _Malformed(f"initializer '{tensor.name}' lies outside of the model's folder: '{location}'")
+        raise Malformed(f"initializer '{tensor.name}' lies outside of the model's folder: '{location}'")
     return np.fromfile(path, dtype, count, offset=int(tensor.external.get("offset", "0")))
 
 
@@ -149,53 +145,9 @@ def _items(tensor: _Tensor, dtype: np.dtype, items_field: int) -> Array:
             raw = value if isinstance(value, memoryview) else value.to_bytes(stored.itemsize, "little")
             parts.append(np.frombuffer(raw, stored))
         else:
-            numbers = _varints(value) if isinstance(value, memoryview) else [value]
+            numbers = varints(value) if isinstance(value, memoryview) else [value]
             parts.append(np.array([n - (1 << 64) if n >= 1 << 63 else n for n in numbers], np.int64))
     flat = np.concatenate(parts) if parts else np.empty(0, dtype)
     if items_field == _INT32S and dtype.itemsize == 2 and dtype.kind not in "iu":
         return flat.astype(np.uint16).view(dtype)  # half floats are stored as their bits
     return flat.astype(dtype)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Field numbers and values of a message in protobuf's wire format. Fixed-width values come as unsigned integers."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(message, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise _Malformed(f"not a protobuf message (wire type {kind})")
-        if at + size > end:
-            raise _Malformed("the file is truncated")
-        part = message[at : at + size]
-        at += size
-        yield number, part if kind == _BYTES else int.from_bytes(part, "little")
-
-
-def _varints(packed: memoryview) -> list[int]:
-    values, at = [], 0
-    while at < len(packed):
-        value, at = _varint(packed, at)
-        values.append(value)
-    return values
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(message) or shift > 63:
-            raise _Malformed("the file is truncated")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

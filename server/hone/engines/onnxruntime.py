@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,27 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from hone.engines.base import view_memory
+from hone.engines.onnx_divisions import guarded_model
 from hone.errors import EngineError, InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec
 
 # onnx.TensorProto.BFLOAT16; the number is part of the ONNX format, and importing onnx would cost 60 ms.
-_ONNX_BFLOAT16 = 16
+ONNX_BFLOAT16 = 16
+#: ONNX Runtime's name of a tensor type -> onnx.TensorProto.DataType, for the types that operators divide.
+_ONNX_TYPES = {
+    "tensor(float)": 1,
+    "tensor(uint8)": 2,
+    "tensor(int8)": 3,
+    "tensor(uint16)": 4,
+    "tensor(int16)": 5,
+    "tensor(int32)": 6,
+    "tensor(int64)": 7,
+    "tensor(float16)": 10,
+    "tensor(double)": 11,
+    "tensor(uint32)": 12,
+    "tensor(uint64)": 13,
+    "tensor(bfloat16)": 16,
+}
 
 #: ONNX Runtime's name of a tensor type -> datatype of the protocol.
 DATATYPES = {
@@ -97,21 +114,22 @@ class OnnxRuntimeEngine:
 
     @classmethod
     def load(cls, path: Path, settings: SessionSettings = SessionSettings()) -> OnnxRuntimeEngine:
-        """Make a session of an ONNX file. Raises EngineError with ONNX Runtime's reason, less the path."""
+        """Make a session of an ONNX file on the CPU; `onnxruntime_cuda.load_baseline` is for GPUs too. Raises
+        EngineError with ONNX Runtime's reason, less the path."""
+        if settings.gpu is not None:
+            raise ValueError(f"expected settings for the CPU, found those for GPU {settings.gpu}")
         num_threads = settings.num_threads or len(os.sched_getaffinity(0))
         try:
-            if settings.gpu is not None:
-                return cls(_session(path, settings.graph_level, num_threads, settings.gpu), num_threads)
             if num_threads > 1 and settings.fit_threads and not _is_large(path):
-                alone = cls(_session(path, settings.graph_level, 1), 1)
+                alone = cls(make_session(path, settings.graph_level, 1), 1)
                 if alone._is_small():
                     return alone
                 alone.close()
-            return cls(_session(path, settings.graph_level, num_threads), num_threads)
+            return cls(make_session(path, settings.graph_level, num_threads), num_threads)
         except EngineError:
             raise
         except Exception as problem:  # its exceptions have no common root below Exception
-            raise EngineError(_reason(problem, path)) from problem
+            raise EngineError(reason_of(problem, path)) from problem
 
     def _is_small(self) -> bool:
         """Whether one thread runs the model in no time, on zeros: asked once, when the model is loaded."""
@@ -153,7 +171,7 @@ class OnnxRuntimeEngine:
                 self._run_values(inputs, outputs) if self._through_values else self.session.run(outputs, inputs)
             )
         except Exception as problem:
-            raise EngineError(f"onnxruntime: {_reason(problem)}") from problem
+            raise EngineError(f"onnxruntime: {reason_of(problem)}") from problem
         if self._text_outputs:
             return [
                 _from_text(array) if name in self._text_outputs else array
@@ -167,7 +185,7 @@ class OnnxRuntimeEngine:
     def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         bfloat16 = NUMPY_DTYPES["BF16"]
         values = {
-            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
             if array.dtype == bfloat16
             else ort.OrtValue.ortvalue_from_numpy(array)
             for name, array in inputs.items()
@@ -180,19 +198,51 @@ def _is_large(path: Path) -> bool:
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file()) > _LARGE_BYTES
 
 
-def _session(path: Path, graph_level: int, num_threads: int, gpu: int | None = None) -> ort.InferenceSession:
+def cuda_provider(gpu: int, stream: int | None = None) -> dict[str, str]:
+    """Options of the CUDA provider on the GPU of this ordinal; what it launches goes to `stream` where one is given."""
+    return {"device_id": str(gpu)} | ({"user_compute_stream": str(stream)} if stream is not None else {})
+
+
+def make_session(
+    path: Path, graph_level: int, num_threads: int, cuda: Mapping[str, str] | None = None
+) -> ort.InferenceSession:
+    """On the CPU, or with the CUDA provider of these options. Raises EngineError where that does not start, and what
+    ONNX Runtime raises."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.intra_op_num_threads = num_threads
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_DURATION_US)
-    # Without enable_fallback=False it prints its troubles and tries the same again.
-    providers: list[Any] = [_CPU_PROVIDER] if gpu is None else [(CUDA_PROVIDER, {"device_id": str(gpu)}), _CPU_PROVIDER]
-    session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=False)
-    if gpu is not None and CUDA_PROVIDER not in session.get_providers():
+    providers: list[Any] = [_CPU_PROVIDER] if cuda is None else [(CUDA_PROVIDER, dict(cuda)), _CPU_PROVIDER]
+    session = _open(path, guarded_model(path, partial(_ask_types, path)), options, providers)
+    if cuda is not None and CUDA_PROVIDER not in session.get_providers():
         # A provider whose libraries do not load is left out with no more than a line in ONNX Runtime's own log.
+        gpu = cuda["device_id"]
         raise EngineError(f"onnxruntime: {CUDA_PROVIDER} did not start on GPU {gpu}: are CUDA 13 and cuDNN installed?")
     return session
+
+
+def _open(
+    path: Path, content: bytes | None, options: ort.SessionOptions, providers: Sequence[Any]
+) -> ort.InferenceSession:
+    """A session of a file, or of `content` in its place, whose external data lie beside the file."""
+    if content is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    # Without enable_fallback=False it prints its troubles and tries the same again.
+    return ort.InferenceSession(
+        str(path) if content is None else content, options, providers=list(providers), enable_fallback=False
+    )
+
+
+def _ask_types(path: Path, content: bytes, names: Sequence[str]) -> list[int | None]:
+    """Types of outputs as ONNX Runtime infers them (see `TypeOracle`). Raises its exceptions."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    # Nothing is to be computed yet: folding a division of constants could be the very fault that is looked for.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    types = {node.name: node.type for node in _open(path, content, options, [_CPU_PROVIDER]).get_outputs()}
+    return [_ONNX_TYPES.get(types[name]) for name in names]
 
 
 def has_cuda() -> bool:
@@ -238,7 +288,7 @@ def _from_text(array: Array) -> Array:
     return data.reshape(array.shape)
 
 
-def _reason(problem: Exception, path: Path | None = None) -> str:
+def reason_of(problem: Exception, path: Path | None = None) -> str:
     """First line of the engine's explanation, without the server's paths."""
     text = str(problem).strip() or type(problem).__name__
     if path is not None:

@@ -47,6 +47,12 @@ class PinnedPool:
         """All that is pinned, idle or not."""
         self._closed = False
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Bytes that are pinned, and those of them that arrays lie in."""
+        with self._lock:
+            return self.num_bytes, self.num_bytes - self._idle_bytes
+
     def take(self, num_bytes: int) -> Array:
         """An uninitialised uint8 array. Raises what the CUDA runtime raises where no more can be pinned."""
         size = max(_SMALLEST_BYTES, 1 << (max(1, num_bytes) - 1).bit_length())

@@ -99,11 +99,13 @@ class TvmEngine:
         runtime: TvmRuntime,
         packed: PackedWeights,
     ) -> TvmEngine:
-        """Load an artifact: its folder and manifest, the model's file, and its kernels' libraries by digest.
+        """Load an artifact: its folder and manifest, the model's file, and the libraries of its kernels and of its pool
+        by digest.
 
         Raises EngineError when a file is missing or does not load, or a weight is not what the artifact was made for.
         """
         told = ArtifactManifest.from_fields(manifest)
+        _load_pool(told, folder, kernels, runtime)
         library = runtime.libraries.open(folder / MODULE_FILE, told.kernels, kernels)
         weights = _pack(told, library.module, model, constants, packed, runtime)
         return cls(told, library, runtime, weights)
@@ -140,6 +142,7 @@ class TvmInstance:
         self._main = machine["main"]
         self._packed = packed
         self._runtime = runtime
+        self._parallel = runtime.parallel
         self._num_threads = num_threads
         self._weight_ranges = [range_of(weight.tensor) for weight in weights]
         self._names = tuple(spec.name for spec in manifest.inputs)
@@ -166,7 +169,7 @@ class TvmInstance:
             if array is None:
                 raise EngineError(f"tvm: input '{name}' is missing")
             arguments.append(self._argument(at, array))
-        self._runtime.use_threads(self._num_threads)
+        self._parallel.use_threads(self._num_threads)
         try:
             result = self._main(*arguments, self._packed)
         except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes
@@ -227,6 +230,17 @@ def aligned_empty(shape: Sequence[int], dtype: Any) -> Array:
     offset = -raw.ctypes.data % ALIGNMENT
     array: Array = raw[offset : offset + num_bytes].view(dtype).reshape(shape)
     return array
+
+
+def _load_pool(manifest: ArtifactManifest, folder: Path, libraries: Mapping[str, Path], runtime: TvmRuntime) -> None:
+    """The threads for parallel loops, before the code that has them."""
+    if manifest.pool is None:
+        kernels = (libraries[digest] for digest in manifest.kernels if digest in libraries)
+        runtime.parallel.check((folder / MODULE_FILE, *kernels))
+    elif manifest.pool not in libraries:
+        raise EngineError(f"the pool {manifest.pool} for the artifact's parallel loops is not in the cache")
+    else:
+        runtime.parallel.load(libraries[manifest.pool], runtime.num_threads)
 
 
 def _pack(

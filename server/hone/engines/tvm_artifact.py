@@ -10,7 +10,7 @@ from hone.errors import EngineError
 from hone.types import NUMPY_DTYPES, TensorSpec
 
 #: Changes whenever the meaning of the fields does; an artifact of another format is refused.
-FORMAT = 2
+FORMAT = 3
 #: The VM executable in an artifact's folder, and the kernel in a kernel's.
 MODULE_FILE = "module.so"
 KERNEL_FILE = "kernel.so"
@@ -52,6 +52,8 @@ class ArtifactManifest:
     returns_tuple: bool
     guarded: bool = False
     """`main` returns one thing more, the last: a scalar, INT32, that is 0 where its outputs do not count."""
+    pool: str | None = None
+    """Digest of the library that runs its parallel loops, kept like a kernel's; None where it has no such loop."""
 
     def fields(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -65,6 +67,7 @@ class ArtifactManifest:
             "packed": list(self.packed),
             "returns_tuple": self.returns_tuple,
             "guarded": self.guarded,
+            "pool": self.pool,
         }
 
     @classmethod
@@ -81,6 +84,7 @@ class ArtifactManifest:
                 packed=tuple(str(key) for key in fields["packed"]),
                 returns_tuple=bool(fields["returns_tuple"]),
                 guarded=bool(fields["guarded"]),
+                pool=None if fields["pool"] is None else str(fields["pool"]),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise EngineError(f"the artifact's manifest is incomplete: {type(problem).__name__} {problem}") from problem

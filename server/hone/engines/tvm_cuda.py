@@ -3,12 +3,16 @@
 A run copies inputs through pinned memory on a stream of its own, computes when it is the device's turn, and copies each
 output once, into pinned memory that becomes the answer. While one instance computes, others copy: two instances keep a
 card busy.
+
+A kernel that breaks the GPU's context takes all engines of the process along. Who computed when it broke raises
+CudaError, which is held against it; all others raise DeviceLost, which is not.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import numpy as np
 import tvm_ffi
 
 from hone.engines.cuda_device import CudaDevice
+from hone.engines.cuda_runtime import CudaError
 from hone.engines.tvm import (
     ConstantsSource,
     PackedWeights,
@@ -25,7 +30,7 @@ from hone.engines.tvm import (
 )
 from hone.engines.tvm_artifact import MODULE_FILE, ArtifactManifest
 from hone.engines.tvm_library import Library
-from hone.errors import EngineError, InputsDeclined
+from hone.errors import DeviceLost, EngineError, InputsDeclined
 from hone.specialization import DEVICE_ORDINAL
 from hone.types import NUMPY_DTYPES, Array, TensorSpec
 
@@ -69,6 +74,7 @@ class TvmCudaEngine:
         """Load an artifact onto these devices: see `TvmEngine.load`, which it is like."""
         if not devices:
             raise ValueError("an engine needs a device")
+        devices[0].cuda.check_not_lost()
         told = ArtifactManifest.from_fields(manifest)
         library = devices[0].tvm.libraries.open(folder / MODULE_FILE, told.kernels, kernels)
         weights = {d.ordinal: _pack(told, library.module, model, constants, packed, d) for d in devices}
@@ -83,11 +89,18 @@ class TvmCudaEngine:
         return TvmCudaInstance(self._manifest, self._library, device, self._weights[device.ordinal])
 
     def close(self) -> None:
-        """Drops the code, and the weights that nobody else uses. Outputs handed out stay valid."""
+        """Drops the code, and the weights that nobody else uses. Outputs handed out stay valid. Of a GPU that is lost
+        nothing is dropped."""
+        for device in self._devices.values():
+            if device.cuda.lost:
+                device.cuda.keep(self._library, self._weights)
+                break
+        else:
+            self._weights = {}
+            for device in self._devices.values():
+                device.tvm.clear_memory()
         self._library = None
         self._weights = {}
-        for device in self._devices.values():
-            device.tvm.clear_memory()
 
 
 class TvmCudaInstance:
@@ -96,10 +109,13 @@ class TvmCudaInstance:
     def __init__(
         self, manifest: ArtifactManifest, library: Library, device: CudaDevice, weights: Sequence[Weight]
     ) -> None:
+        device.cuda.check_not_lost()
         device.bind()
         self._device = device
         self._stream = stream = device.cuda.create_stream()
-        weakref.finalize(self, device.cuda.destroy_stream, stream).atexit = False
+        #: What lies on the card: outlives the instance where the GPU is lost.
+        self._held: list[Any] = [library]
+        weakref.finalize(self, _let_go, device, stream, self._held).atexit = False
         self._library = library  # its code must not be loaded anew while this runs it
         self._machine = _virtual_machine(library.module, device)
         self._main = self._machine["main"]
@@ -109,6 +125,7 @@ class TvmCudaInstance:
         self._outputs = manifest.outputs
         self._returns_tuple, self._guarded = manifest.returns_tuple, manifest.guarded
         self._tensors = [device.empty(spec.shape, NUMPY_DTYPES[spec.datatype].name) for spec in manifest.inputs]
+        self._held += [self._machine, self._main, self._packed, *self._tensors]
         self._staging = [device.pinned.take(_num_bytes(spec)) for spec in manifest.inputs]
         self._positions = {spec.name: at for at, spec in enumerate(manifest.outputs)}
 
@@ -122,10 +139,13 @@ class TvmCudaInstance:
         for name in outputs:
             if name not in self._positions:
                 raise EngineError(f"tvm: output '{name}' is unknown")
-        for at, spec in enumerate(self._inputs):
-            array = _checked(spec, inputs.get(spec.name))
-            device.upload(array, self._tensors[at], self._staging[at], stream)
+        arrays = [_checked(spec, inputs.get(spec.name)) for spec in self._inputs]
+        with _nobody_is_to_blame(device):
+            device.bind()  # a thread may have instances on several cards
+            for array, tensor, staging in zip(arrays, self._tensors, self._staging, strict=True):
+                device.upload(array, tensor, staging, stream)
         with device.computing, device.launching_on(stream):
+            device.cuda.check_not_lost()
             try:
                 result = self._main(*self._tensors, self._packed)
             except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes
@@ -133,17 +153,50 @@ class TvmCudaInstance:
             finally:
                 device.cuda.synchronize(stream)
         results = list(result) if self._returns_tuple else [result]
-        guard = results.pop() if self._guarded else None
-        arrays = []
-        for name in outputs:
-            spec = self._outputs[self._positions[name]]
-            dtype = NUMPY_DTYPES[spec.datatype]
-            arrays.append(device.download(results[self._positions[name]], spec.shape, dtype, stream))
-        held = device.download(guard, (1,), _INT32, stream) if guard is not None else None
-        device.cuda.synchronize(stream)
+        try:
+            with _nobody_is_to_blame(device):
+                return self._download(results, outputs)
+        except DeviceLost:
+            device.cuda.keep(results)
+            raise
+
+    def _download(self, results: list[Any], outputs: Sequence[str]) -> list[Array]:
+        device, stream = self._device, self._stream
+        guard = results[-1] if self._guarded else None
+        found: list[Array] = []
+        held: Array | None = None
+        try:
+            for name in outputs:
+                spec = self._outputs[self._positions[name]]
+                dtype = NUMPY_DTYPES[spec.datatype]
+                found.append(device.download(results[self._positions[name]], spec.shape, dtype, stream))
+            held = device.download(guard, (1,), _INT32, stream) if guard is not None else None
+        finally:
+            # Also when something failed: pinned memory that a copy still goes to must not be another's.
+            device.cuda.synchronize(stream)
         if held is not None and not held[0]:
             raise InputsDeclined("tvm: the inputs do not meet a condition that the baseline checks")
-        return arrays
+        return found
+
+
+@contextmanager
+def _nobody_is_to_blame(device: CudaDevice) -> Iterator[None]:
+    """Copies: what they find broken, another one broke."""
+    device.cuda.check_not_lost()
+    try:
+        yield
+    except CudaError as problem:
+        if problem.is_poisoning:
+            raise DeviceLost(device.cuda.lost) from problem
+        raise
+
+
+def _let_go(device: CudaDevice, stream: int, held: list[Any]) -> None:
+    """Of an instance's stream and of what it holds on the card."""
+    if device.cuda.lost:
+        device.cuda.keep(held)
+    else:
+        device.cuda.destroy_stream(stream)
 
 
 def _pack(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import tvm_ffi
 
 from hone.engines.tvm_library import Libraries
+from hone.engines.tvm_parallel import ParallelPool
 from hone.errors import EngineError
 
 #: About 100 µs.
@@ -29,7 +29,7 @@ _CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 
 @dataclass(frozen=True, slots=True)
 class TvmRuntime:
-    """The loaded runtime. Its thread pools are one per calling thread, made at that thread's first parallel kernel."""
+    """The loaded runtime. `num_threads` run the loops of an instance that tells no number of its own."""
 
     num_threads: int
     clear_memory: Callable[[], None]
@@ -38,17 +38,10 @@ class TvmRuntime:
     """(tensor, shape, dtype, byte offset) -> the same memory with another type."""
     allocate: Callable[..., Any]
     """(shape, dtype, device, scope or None) -> an uninitialised tensor on that device."""
-    configure_pool: Callable[[int, int], None]
-    """(which cores: 1 for any, number of threads) of the calling thread's pool."""
     libraries: Libraries = field(default_factory=Libraries)
     """Compiled code in use by any engine."""
-    _pools: threading.local = field(default_factory=threading.local)
-
-    def use_threads(self, num_threads: int) -> None:
-        """How many threads, itself included, run the calling thread's kernels from now on."""
-        if getattr(self._pools, "num_threads", self.num_threads) != num_threads:
-            self.configure_pool(1, num_threads)
-            self._pools.num_threads = num_threads
+    parallel: ParallelPool = field(default_factory=ParallelPool)
+    """Who runs its parallel loops; loaded with the first artifact that has any."""
 
     @classmethod
     def load(cls, num_threads: int, folder: Path | None = None) -> TvmRuntime:
@@ -57,8 +50,9 @@ class TvmRuntime:
         Raises EngineError when they are missing or do not load.
         """
         folder = folder or _installed()
-        # The runtime reads these when a pool is made. It would use half of the machine's cores, and bind the calling
-        # thread and its workers to the first ones, whoever else (another instance, ONNX Runtime) runs there.
+        # TVM's own pool, which runs code that is loaded before hone's (see `tvm_parallel`), reads these. It would use
+        # half of the machine's cores, and bind the calling thread and its workers to the first ones, whoever else
+        # (another instance, ONNX Runtime) runs there.
         os.environ["TVM_NUM_THREADS"] = str(num_threads)
         os.environ["TVM_BIND_THREADS"] = "0"
         # Workers wait for the next kernel, spinning: for 2 ms by default, which takes a core from everybody else long
@@ -75,7 +69,6 @@ class TvmRuntime:
             num_threads=num_threads,
             clear_memory=_function("vm.builtin.memory_manager.clear"),
             view=_function("runtime.TVMTensorCreateView"),
-            configure_pool=_function("runtime.config_threadpool"),
             allocate=_function("runtime.TVMTensorAllocWithScope"),
         )
 

@@ -37,6 +37,8 @@ class InferHandler:
                     forwarded=forwarded,
                     traceparent=traceparent,
                 )
+                if request.parameters:
+                    self._headers.check(request.parameters, context)
                 response = await self._service.infer(lease, request)
                 encoded = b"".join(encode_infer_response(response))
             check_response_size(len(encoded), self._max_message_size)

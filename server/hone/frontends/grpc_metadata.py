@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from hone.config import Settings
 from hone.errors import Restricted
 from hone.frontends.grpc_status import Context, abort
-from hone.types import ParameterValue
+from hone.types import ENGINE_PARAMETER, ParameterValue
 
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 #: Group of `--grpc-restricted-protocol` -> the methods it covers.
 RESTRICTED_METHODS: dict[str, tuple[str, ...]] = {
-    "tuning": (),  # an extension of HTTP alone
+    "tuning": (),  # its endpoints are HTTP's alone; see `CallHeaders.check`
     "health": ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
     "metadata": ("ServerMetadata", "ModelMetadata"),
     "inference": ("ModelInfer", "ModelStreamInfer"),
@@ -84,6 +84,15 @@ class CallHeaders:
         self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
         self._traces = bool(settings.trace_otlp_endpoint)
         self.wanted = self._pattern is not None or self._traces
+        tuning = (
+            Restriction(group.header, group.value) for group in settings.restricted_grpc if "tuning" in group.groups
+        )
+        self._tuning = next(tuning, None)
+
+    def check(self, parameters: Mapping[str, ParameterValue], context: Context) -> None:
+        """Raises Restricted where a request steers what the group "tuning" guards, and its call lacks that key."""
+        if self._tuning is not None and ENGINE_PARAMETER in parameters:
+            self._tuning.check(context)
 
     def read(self, context: Context) -> tuple[dict[str, ParameterValue] | None, str | None]:
         """Headers to pass on as parameters, and the traceparent."""

@@ -86,6 +86,7 @@ class _Stream:
         self._service = service
         self._max_message_size = max_message_size
         self._context = context
+        self._headers = headers
         self._forwarded: dict[str, ParameterValue] | None = None
         self._traceparent: str | None = None
         if headers.wanted:
@@ -155,6 +156,8 @@ class _Stream:
                     forwarded=self._forwarded,
                     traceparent=self._traceparent,
                 )
+                if request.parameters:
+                    self._headers.check(request.parameters, self._context)
                 response = await self._service.infer(lease, request)
                 encoded = stream_response(encode_infer_response(response, final=True))
             check_response_size(len(encoded), self._max_message_size)

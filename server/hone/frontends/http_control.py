@@ -57,13 +57,16 @@ class ControlHandlers:
 
     async def live(self, call: Call) -> Any:
         if not self._service.live():
-            raise NotReady("Server not live", {"live": False})
+            raise NotReady(self._because("Server not live"), {"live": False})
         return {"live": True}
 
     async def ready(self, call: Call) -> Any:
         if not self._service.ready():
-            raise NotReady("Server not ready", {"ready": False})
+            raise NotReady(self._because("Server not ready"), {"ready": False})
         return {"ready": True}
+
+    def _because(self, what: str) -> str:
+        return f"{what}: {self._service.broken}" if self._service.broken else what
 
     async def model_ready(self, call: Call) -> Any:
         if not self._service.model_ready(call.model, call.version):

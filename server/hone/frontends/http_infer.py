@@ -14,6 +14,7 @@ from hone.frontends.http_codec import decode_request, encode_response, parse_hea
 from hone.frontends.http_errors import Disconnected, Headers, answer_of
 from hone.frontends.http_exchange import Exchange
 from hone.frontends.http_tensors import Buffer
+from hone.types import ENGINE_PARAMETER
 
 if TYPE_CHECKING:
     from hone.serving.service import InferenceService
@@ -83,6 +84,8 @@ class InferHandler:
                 traceparent=_traceparent(fields.get(b"traceparent")),
             )
             request = decoded.request
+            if ENGINE_PARAMETER in request.parameters:
+                self._restrictions.check("tuning", fields)
             if not decoded.binary or request.outputs:
                 refuse_json_outputs(lease.metadata, decoded)
             task = exchange.task or asyncio.current_task()

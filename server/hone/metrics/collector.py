@@ -10,7 +10,15 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Metric
 
 from hone.errors import ConfigError
-from hone.metrics.devices import CpuReader, DeviceReadings, GpuReader, device_names, host_families
+from hone.metrics.devices import (
+    CpuReader,
+    DeviceReadings,
+    GpuReader,
+    PinnedUsage,
+    device_names,
+    host_families,
+    no_pinned_memory,
+)
 from hone.metrics.exposition import CONTENT_TYPE, expose
 from hone.metrics.families import (
     Extra,
@@ -44,8 +52,10 @@ class Metrics:
         allow_cpu_metrics: bool = True,
         allow_gpu_metrics: bool = True,
         interval_ms: int = 2000,
+        pinned: PinnedUsage = no_pinned_memory,
     ) -> None:
         self._registry = registry
+        self._pinned = pinned
         self._series: dict[tuple[str, str], ModelSeries] = {}
         self._num_users: dict[tuple[str, str], int] = {}
         self._devices = DeviceReadings(
@@ -120,7 +130,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families
-        yield from host_families()
+        yield from host_families(self._pinned)
         yield from self._devices.families()
 
     def describe(self) -> Iterable[Metric]:

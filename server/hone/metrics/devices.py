@@ -19,11 +19,24 @@ logger = logging.getLogger(__name__)
 _NO_LABELS: Mapping[str, str] = {}
 
 
-def host_families() -> tuple[TextFamily, ...]:
-    """Memory for transfers to a GPU. Engines of this server do not pin any, and Triton's dashboards ask for it."""
+PinnedUsage = Callable[[], tuple[int, int]]
+"""Bytes of pinned memory, and those of them in use."""
+
+
+def no_pinned_memory() -> tuple[int, int]:
+    """Where there is no GPU."""
+    return 0, 0
+
+
+def host_families(pinned: PinnedUsage = no_pinned_memory) -> tuple[TextFamily, ...]:
+    """Memory for transfers to a GPU, by Triton's names. hone's pool grows as it is needed, so its size is what is
+    pinned now."""
+    total, used = pinned()
     return (
-        GaugeFamily("nv_pinned_memory_pool_total_bytes", "Size of the pinned memory pool", "gauge", [(_NO_LABELS, 0)]),
-        GaugeFamily("nv_pinned_memory_pool_used_bytes", "Pinned memory in use", "gauge", [(_NO_LABELS, 0)]),
+        GaugeFamily(
+            "nv_pinned_memory_pool_total_bytes", "Size of the pinned memory pool", "gauge", [(_NO_LABELS, total)]
+        ),
+        GaugeFamily("nv_pinned_memory_pool_used_bytes", "Pinned memory in use", "gauge", [(_NO_LABELS, used)]),
     )
 
 

@@ -7,11 +7,10 @@ from hone.repository.definition import ModelDefinition
 from hone.repository.layout import ModelFolder, check_model_name
 from hone.repository.poller import PollResult, RepositoryPoller
 from hone.repository.repository import ModelRepository
-from hone.repository.shapes import VARIABLE, to_client, to_engine
+from hone.repository.shapes import narrowed, to_client, to_engine
 from hone.repository.warmup import WarmupSample, warmup_samples
 
 __all__ = [
-    "VARIABLE",
     "ModelDefinition",
     "ModelFolder",
     "ModelRepository",
@@ -23,6 +22,7 @@ __all__ = [
     "config_datatype",
     "config_from_json",
     "config_to_json",
+    "narrowed",
     "protocol_datatype",
     "to_client",
     "to_engine",

@@ -7,9 +7,10 @@ reshape, and the products of the fixed sizes between them agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from hone.types import Shape, num_elements
+from hone.types import Shape, TensorSpec, num_elements
 
 VARIABLE = -1
 
@@ -55,6 +56,22 @@ def to_client(shape: Sequence[int], tensor: Any, *, batching: bool) -> Shape:
     if not shape and not batching:
         return (1,) * len(tensor.dims)
     return tuple(shape)
+
+
+def narrowed(specs: Sequence[TensorSpec], config: Any) -> tuple[TensorSpec, ...]:
+    """The graph's inputs with the sizes that the model's configuration fixes where the graph leaves them open. What the
+    configuration does not list stays as it is."""
+    tensors = {tensor.name: tensor for tensor in config.input}
+    batch = (VARIABLE,) if config.max_batch_size > 0 else ()
+
+    def narrow(spec: TensorSpec) -> TensorSpec:
+        asked = (*batch, *engine_dims(tensors[spec.name])) if spec.name in tensors else ()
+        if len(asked) != len(spec.shape):
+            return spec
+        pairs = zip(spec.shape, asked, strict=True)
+        return replace(spec, shape=tuple(size if fixed == VARIABLE else fixed for fixed, size in pairs))
+
+    return tuple(narrow(spec) for spec in specs)
 
 
 def _substitute(shape: Sequence[int], pattern: Sequence[int], target: Sequence[int]) -> Shape:

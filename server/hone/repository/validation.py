@@ -23,8 +23,9 @@ _LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
 _Group = config_pb.ModelInstanceGroup
 
 
-def validate(config: config_pb.ModelConfig, model: str, num_gpus: int = 0) -> None:
-    """Check everything that needs no file and no graph. `num_gpus` are those of this server. Raises ConfigError."""
+def validate(config: config_pb.ModelConfig, model: str, num_gpus: int = 0, machine: str = "this server") -> None:
+    """Check everything that needs no file and no graph. `num_gpus` are those of the machine that runs the model, which
+    refusals call `machine`. Raises ConfigError."""
     for field, what in _missing_features(config):
         raise ConfigError(model, field, f"{what} not available in this version of the server; remove the field")
     _validate_platform(config, model)
@@ -33,7 +34,7 @@ def validate(config: config_pb.ModelConfig, model: str, num_gpus: int = 0) -> No
     validate_tensors(config, model)
     _validate_version_policy(config, model)
     validate_scheduling(config, model)
-    _validate_instance_groups(config, model, num_gpus)
+    _validate_instance_groups(config, model, num_gpus, machine)
     validate_accelerators(config, model)
     _validate_metrics(config, model)
     _validate_warmup(config, model)
@@ -100,7 +101,7 @@ def _validate_version_policy(config: config_pb.ModelConfig, model: str) -> None:
             )
 
 
-def _validate_instance_groups(config: config_pb.ModelConfig, model: str, num_gpus: int) -> None:
+def _validate_instance_groups(config: config_pb.ModelConfig, model: str, num_gpus: int, machine: str) -> None:
     known = (_Group.KIND_AUTO, _Group.KIND_CPU, _Group.KIND_MODEL, *((_Group.KIND_GPU,) if num_gpus else ()))
     for i, group in enumerate(config.instance_group):
         path = f"instance_group[{i}]"
@@ -108,7 +109,7 @@ def _validate_instance_groups(config: config_pb.ModelConfig, model: str, num_gpu
             name = "KIND_GPU" if group.kind == _Group.KIND_GPU else str(group.kind)
             names = ", ".join(_Group.Kind.Name(kind) for kind in known)
             raise ConfigError(
-                model, f"{path}.kind", f"expected one of {names}, found {name}: this server {_whereabouts(num_gpus)}"
+                model, f"{path}.kind", f"expected one of {names}, found {name}: {machine} {_whereabouts(num_gpus)}"
             )
         on_gpus = num_gpus and group.kind in (_Group.KIND_GPU, _Group.KIND_AUTO)
         if group.gpus and not (on_gpus and all(0 <= gpu < num_gpus for gpu in group.gpus)):
@@ -116,7 +117,7 @@ def _validate_instance_groups(config: config_pb.ModelConfig, model: str, num_gpu
             raise ConfigError(
                 model,
                 f"{path}.gpus",
-                f"expected {expected}, found {list(group.gpus)}: this server {_whereabouts(num_gpus)}",
+                f"expected {expected}, found {list(group.gpus)}: {machine} {_whereabouts(num_gpus)}",
             )
         if not 0 <= group.count <= _MAX_INSTANCES:
             raise ConfigError(

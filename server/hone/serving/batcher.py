@@ -257,7 +257,11 @@ class DynamicBatcher:
         queues = [level.waiting for level in self._levels.values()] + [level.delayed for level in self._levels.values()]
         for queue in queues:
             for pending in queue:
-                if chosen and (pending.key != chosen[0].key or rows + pending.batch_size > self._policy.max_batch_size):
+                if chosen and (
+                    pending.key != chosen[0].key
+                    or pending.choice != chosen[0].choice
+                    or rows + pending.batch_size > self._policy.max_batch_size
+                ):
                     return chosen, True
                 chosen.append(pending)
                 rows += pending.batch_size

@@ -15,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.errors import EngineError, HoneError, InputsDeclined, InternalError
+from hone.engines.cuda_runtime import CudaError
+from hone.errors import DeviceLost, EngineError, HoneError, InputsDeclined, InternalError
+from hone.serving.choice import chosen
 from hone.serving.executor import ThreadState
 from hone.serving.observation import Observation
 from hone.serving.slot import Generation, RouteKey, Slot
@@ -41,6 +43,7 @@ class Pending:
         "arrays",
         "batch_size",
         "cancelled",
+        "choice",
         "engine",
         "future",
         "infer_ns",
@@ -62,13 +65,16 @@ class Pending:
         key: RouteKey,
         output_names: tuple[str, ...],
         future: ReplyFuture,
+        choice: str = "",
     ) -> None:
         self.request = request
         self.arrays = arrays
         self.batch_size = batch_size
         """Rows of the batch this request fills; 1 where the model does not batch."""
         self.key = key
-        """Requests with equal keys may share a batch."""
+        """Requests with equal keys and choices may share a batch."""
+        self.choice = choice
+        """Of the engine, by the client; see `choice`."""
         self.output_names = output_names
         self.future = future
         self.cancelled = False
@@ -149,7 +155,11 @@ class BatchExecution:
         else:
             rows = sum(pending.batch_size for pending in live)
             names = tuple(dict.fromkeys(name for pending in live for name in pending.output_names))
-        generation = self._slot.acquire(first.key, rows, thread.device)
+        generation = (
+            chosen(self._slot, first.choice, first.request.model_name, first.key, rows, thread.device)
+            if first.choice
+            else self._slot.acquire(first.key, rows, thread.device)
+        )
         failure: Exception | None = None
         try:
             if generation.number:
@@ -157,8 +167,15 @@ class BatchExecution:
                     return self._run_on(generation, thread, live, rows, names)
                 except InputsDeclined:
                     self._observation.declined(generation.number)
+                except DeviceLost:
+                    # Nothing is held against the generation; whoever looks after devices takes it out of service.
+                    self.input_ns = self.infer_ns = self.output_ns = self.num_rows = 0
                 except Exception as problem:  # whatever it is: the baseline answers, and the generation is told of
-                    failure = problem
+                    if isinstance(problem, CudaError) and problem.is_poisoning:
+                        # At once: where the baseline was on that GPU too, its answer may take a while.
+                        self._observation.failed(generation.number, problem)
+                    else:
+                        failure = problem
                     self.input_ns = self.infer_ns = self.output_ns = self.num_rows = 0
             baseline = self._slot.baseline
             results = self._run_on(baseline, thread, live, rows, names)

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
+from hone.engines.onnxruntime_cuda import load_baseline
 from hone.engines.placed import PlacedEngine
 from hone.errors import EngineError, HoneError, InternalError, LoadFailed, ModelNotInRepository
 from hone.metrics import Metrics
@@ -45,10 +47,12 @@ EngineLoader = Callable[[Path, config_pb.ModelConfig], Engine]
 class BaselineLoader:
     """Loads the engine that every model starts on. Instances of a model share its threads out among themselves."""
 
-    def __init__(self, num_threads: int = 0, num_gpus: int = 0) -> None:
-        """`num_gpus` that ONNX Runtime can use here: models that ask for them run there from the start."""
+    def __init__(self, num_threads: int = 0, num_gpus: int = 0, transfers: CudaTransfers | None = None) -> None:
+        """`num_gpus` that ONNX Runtime can use here: models that ask for them run there from the start, with these
+        transfers."""
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         self._num_gpus = num_gpus
+        self._transfers = transfers
 
     def __call__(self, path: Path, config: config_pb.ModelConfig) -> Engine:
         """Raises EngineError."""
@@ -60,7 +64,7 @@ class BaselineLoader:
         loaded: dict[int, Engine] = {}
         try:
             for gpu in gpus:
-                loaded[gpu] = OnnxRuntimeEngine.load(path, replace(settings, gpu=gpu))
+                loaded[gpu] = load_baseline(path, replace(settings, gpu=gpu), self._transfers)
         except EngineError:
             for engine in loaded.values():
                 engine.close()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import TracebackType
 
 from hone import errors
 from hone.errors import InvalidRequest, ServerStopping
 from hone.metrics import ModelStatistics
 from hone.protos import config_pb
-from hone.repository import VARIABLE, ModelDefinition, protocol_datatype, to_client, to_engine
+from hone.repository import ModelDefinition, protocol_datatype, to_client, to_engine
 from hone.serving.batcher import BatchPolicy, DirectScheduler, DynamicBatcher, Scheduler
 from hone.serving.choice import chosen_engine
 from hone.serving.execution import Pending, ReplyFuture
@@ -23,7 +22,7 @@ from hone.serving.executor import Completions, DeviceExecutor
 from hone.serving.observation import Observation
 from hone.serving.slot import Slot
 from hone.specialization import CPU, Observers, VersionRef
-from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata, TensorSpec
+from hone.types import Array, Engine, InferRequest, ModelMetadata, Shape, TensorMetadata
 
 #: Stands for the graph's shape of a tensor that the graph does not tell.
 _UNKNOWN: Shape = (-1,)
@@ -62,15 +61,6 @@ class _Tensor:
         if self._plain:
             return array
         return array.reshape(to_engine(array.shape, self._spec, self._graph_shape, batching=batching))
-
-    def engine_shape(self, *, batching: bool) -> Shape:
-        """The engine's shape as far as the graph or the configuration fixes it; batch axis included."""
-        batch = (VARIABLE,) if batching else ()
-        asked = to_engine((*batch, *self.dims), self._spec, self._graph_shape, batching=batching)
-        if len(asked) != len(self._graph_shape):
-            return asked
-        pairs = zip(self._graph_shape, asked, strict=True)
-        return tuple(size if fixed == VARIABLE else fixed for fixed, size in pairs)
 
     def to_client(self, shape: Shape, *, batching: bool) -> Shape:
         return shape if self._plain else to_client(shape, self._spec, batching=batching)
@@ -148,17 +138,6 @@ class ServedModel:
                 TensorMetadata(t.name, t.datatype, prefix + t.dims, t.optional) for t in self._inputs.values()
             ),
             outputs=tuple(TensorMetadata(t.name, t.datatype, prefix + t.dims) for t in self._outputs.values()),
-        )
-
-    @property
-    def engine_inputs(self) -> tuple[TensorSpec, ...]:
-        """The graph's inputs, their shapes as far as the graph or the configuration fixes them. An optional input that
-        the configuration does not list is as the graph has it."""
-        return tuple(
-            replace(spec, shape=self._inputs[spec.name].engine_shape(batching=self.batching))
-            if spec.name in self._inputs
-            else spec
-            for spec in self.slot.baseline.engine.inputs
         )
 
     # --- lease
@@ -282,8 +261,10 @@ def places_of(config: config_pb.ModelConfig, gpu_kinds: Sequence[str] = ()) -> t
 
 
 def num_instances(config: config_pb.ModelConfig) -> int:
-    """Of one device of each kind."""
-    return sum(max(1, group.count) for group in config.instance_group) or 1
+    """Of those that share the CPU's threads; of a model on GPUs alone, those of one card."""
+    gpu = config_pb.ModelInstanceGroup.KIND_GPU
+    on_cpu = [group for group in config.instance_group if group.kind != gpu]
+    return sum(max(1, group.count) for group in on_cpu or config.instance_group) or 1
 
 
 def fingerprint_of(definition: ModelDefinition, version: int) -> str:

@@ -6,7 +6,7 @@ Changed and read on the event loop only. A request costs two dictionary look-ups
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hone.errors import InvalidRequest, ModelNotFound, NoVersionAvailable, ServerStopping, VersionNotReady
@@ -58,6 +58,8 @@ class ModelRegistry:
     def __init__(self) -> None:
         self._entries: dict[str, ModelEntry] = {}
         self._accepting = True
+        self.on_publish: Callable[[], None] = lambda: None
+        """Called after other versions began to answer, or none."""
 
     # --- request path
 
@@ -137,6 +139,7 @@ class ModelRegistry:
         entry = self.ensure(name)
         entry.served = served
         entry.newest = served[max(served)] if served else None
+        self.on_publish()
 
     def forget(self, name: str) -> None:
         self._entries.pop(name, None)

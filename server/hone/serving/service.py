@@ -30,6 +30,7 @@ from hone.strings import to_length_prefixed
 from hone.tracing import TraceControl, Tracer
 from hone.types import (
     BYTES,
+    ENGINE_PARAMETER,
     Array,
     IndexEntry,
     InferOutput,
@@ -83,7 +84,9 @@ class InferenceService:
         ready_requires_model: bool,
         known_names: Callable[[], list[str]],
         tuning: TuningControl | None = None,
+        broken: Callable[[], str] = lambda: "",
     ) -> None:
+        """`broken`: why only a new process can serve as it should; empty while this one can."""
         self.regions = regions
         self._server_name = server_name
         self._registry = registry
@@ -96,6 +99,7 @@ class InferenceService:
         self._ready_requires_model = ready_requires_model
         self._known_names = known_names
         self._tuning = tuning
+        self._broken = broken
         self._started = False
         self._stopping = False
 
@@ -121,6 +125,8 @@ class InferenceService:
             pending = lease.admit(request, reply)
             lease.scheduler.submit(pending)
             response = self._respond(lease, request, await reply)
+            if pending.choice:
+                response.parameters[ENGINE_PARAMETER] = pending.engine
         except asyncio.CancelledError:
             if pending is not None:
                 lease.scheduler.cancel(pending)
@@ -190,12 +196,18 @@ class InferenceService:
 
     # --- health and metadata
 
+    @property
+    def broken(self) -> str:
+        """Why only a new process can serve as it should (requests are answered all the same); empty while this can."""
+        return self._broken()
+
     def live(self) -> bool:
-        return True
+        """Whether a restart would change nothing."""
+        return not self._broken()
 
     def ready(self) -> bool:
-        """Started, not stopping, and (when strict) every model meant to be served is ready."""
-        if not self._started or self._stopping:
+        """Started, not stopping nor broken, and (when strict) every model meant to be served is ready."""
+        if not self._started or self._stopping or self._broken():
             return False
         if self._ready_requires_model and not any(True for _ in self._registry.served()):
             return False

@@ -128,6 +128,12 @@ class Slot:
             if self._closed:  # leases on the model outlive its executions, so this is a fault of the caller
                 raise RuntimeError("the slot is closed")
 
+    def acquire_baseline(self) -> Generation:
+        """Lease the baseline, whatever runs else; the caller releases it. Raises RuntimeError when closed."""
+        if not self.baseline.acquire():
+            raise RuntimeError("the slot is closed")
+        return self.baseline
+
     def promote(self, specializations: Sequence[Specialization]) -> list[int]:
         """Make these current, all in one step, each in place of what ran its signature. Returns their numbers.
 

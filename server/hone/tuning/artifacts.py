@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hone.engines.tvm import PackedWeights, TvmEngine
+from hone.engines.tvm import ConstantsSource, PackedWeights, TvmEngine
 from hone.engines.tvm_artifact import FORMAT, KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine
 from hone.engines.tvm_runtime import TvmRuntime
@@ -36,7 +36,7 @@ class Sources:
         spec = importlib.util.find_spec("hone.compiler")
         assert spec is not None and spec.submodule_search_locations is not None
         folder = Path(next(iter(spec.submodule_search_locations)))
-        files = sorted([*folder.rglob("*.py"), *folder.rglob("*.jinja")])
+        files = sorted(path for kind in ("*.py", "*.jinja", "*.cpp") for path in folder.rglob(kind))
         templates = [path for path in files if path.is_relative_to(folder / "templates")]
         return cls(_digest_of(templates, folder), _digest_of([p for p in files if p not in templates], folder))
 
@@ -69,8 +69,10 @@ def artifact_key(
     terms: Terms,
     device: DeviceKey,
     sources: Sources,
+    is_plain: bool = False,
 ) -> ArtifactKey:
-    """`graph` is the fingerprint of the version's files, graph and weights together."""
+    """`graph` is the fingerprint of the version's files, graph and weights together. `is_plain`: made without kernels
+    and without a search."""
     return ArtifactKey(
         graph_sha256=graph,
         weights_sha256=graph,
@@ -79,7 +81,7 @@ def artifact_key(
         objective=objective,
         templates_sha256=sources.templates_sha256,
         pipeline_sha256=sources.pipeline_sha256,
-        flags=terms.flags(),
+        flags=(*terms.flags(), "plain") if is_plain else terms.flags(),
         device=device.digest,
         toolchain=toolchain_of(device),
     )
@@ -95,6 +97,15 @@ class KeyMaker:
         self._sources = Sources.installed()
 
     def __call__(self, version: TunableVersion, tuning: ModelTuning, signature: Signature, device: str) -> str:
+        return self._key(version, tuning, signature, device, is_plain=False)
+
+    def plain(self, version: TunableVersion, tuning: ModelTuning, signature: Signature, device: str) -> str:
+        """Of the module that serves until the one that is searched for is there."""
+        return self._key(version, tuning, signature, device, is_plain=True)
+
+    def _key(
+        self, version: TunableVersion, tuning: ModelTuning, signature: Signature, device: str, *, is_plain: bool
+    ) -> str:
         return artifact_key(
             graph=version.ref.graph,
             signature=signature,
@@ -103,6 +114,7 @@ class KeyMaker:
             terms=Terms(tuning.tolerance, self._margin, version.threads_of(self._run_threads), version.graph_level),
             device=self._devices[device],
             sources=self._sources,
+            is_plain=is_plain,
         ).digest
 
 
@@ -114,7 +126,8 @@ def toolchain_of(device: DeviceKey) -> Toolchain:
 
 def parts_of(manifest: Mapping[str, Any], architecture: str) -> list[tuple[Kind, str, str]]:
     """Entries (kind, digest, scope) that an artifact cannot run without."""
-    kernels: list[tuple[Kind, str, str]] = [("kernels", digest, architecture) for digest in manifest["kernels"]]
+    pool = [manifest["pool"]] if manifest.get("pool") else []
+    kernels: list[tuple[Kind, str, str]] = [("kernels", one, architecture) for one in (*manifest["kernels"], *pool)]
     constants = {p["digest"] for p in manifest["params"].values() if p["source"] == "constants"}
     return kernels + [("constants", digest, "") for digest in sorted(constants)]
 
@@ -136,38 +149,56 @@ class ArtifactLoader:
 
     def load(self, artifact: str, device: str, model: Path, num_threads: int = 0) -> HeldEngine:
         """Instances are run by so many threads (0: all of the runtime's). Raises EngineError; nothing is held then."""
-        with ExitStack() as held:
-            entry = self._get(held, "artifacts", artifact, device)
-            manifest = entry.manifest
-            try:
-                parts = parts_of(manifest, self._architectures[device])
-            except (KeyError, TypeError, AttributeError) as problem:
-                raise EngineError(f"the artifact's manifest is incomplete: {problem!r}") from problem
-            entries = {(kind, digest): self._get(held, kind, digest, scope) for kind, digest, scope in parts}
 
-            def constants(digest: str) -> Mapping[str, Array]:
-                try:
-                    return load_constants(entries["constants", digest])
-                except (OSError, ValueError) as problem:
-                    raise EngineError(f"constants {digest} cannot be read: {problem}") from problem
-
-            engine = TvmEngine.load(
+        def make(entry: Entry, kernels: Mapping[str, Path], constants: ConstantsSource) -> TvmEngine:
+            return TvmEngine.load(
                 entry.path,
-                manifest,
+                entry.manifest,
                 model=model,
-                kernels={d: e.files[KERNEL_FILE] for (kind, d), e in entries.items() if kind == "kernels"},
+                kernels=kernels,
                 constants=constants,
                 runtime=self._runtime,
                 packed=self._packed,
             )
-            return HeldEngine(engine, held.pop_all(), num_threads)
 
-    def _get(self, held: ExitStack, kind: Kind, digest: str, scope: str) -> Entry:
-        entry = self._cache.get(kind, digest, scope, hold=True)
-        if not isinstance(entry, Entry):
-            raise EngineError(f"{kind} {digest[:12]} is not in the cache ({entry.reason.value})")
-        held.callback(self._cache.release, entry)
-        return entry
+        return load_held(self._cache, artifact, device, self._architectures[device], make, num_threads)
+
+
+def load_held(
+    cache: KernelsCache,
+    artifact: str,
+    device: str,
+    scope: str,
+    make: Callable[[Entry, Mapping[str, Path], ConstantsSource], TvmEngine | TvmCudaEngine],
+    num_threads: int = 0,
+) -> HeldEngine:
+    """The engine that `make` makes of an artifact's entry, its kernels' libraries by digest and its constants, all of
+    which stay in the cache until it is closed. `scope` is that of the kernels. Raises EngineError; nothing is held
+    then."""
+    with ExitStack() as held:
+
+        def get(kind: Kind, digest: str, scope: str) -> Entry:
+            entry = cache.get(kind, digest, scope, hold=True)
+            if not isinstance(entry, Entry):
+                raise EngineError(f"{kind} {digest[:12]} is not in the cache ({entry.reason.value})")
+            held.callback(cache.release, entry)
+            return entry
+
+        entry = get("artifacts", artifact, device)
+        try:
+            parts = parts_of(entry.manifest, scope)
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise EngineError(f"the artifact's manifest is incomplete: {problem!r}") from problem
+        entries = {(kind, digest): get(kind, digest, at) for kind, digest, at in parts}
+
+        def constants(digest: str) -> Mapping[str, Array]:
+            try:
+                return load_constants(entries["constants", digest])
+            except (OSError, ValueError) as problem:
+                raise EngineError(f"constants {digest} cannot be read: {problem}") from problem
+
+        kernels = {digest: one.files[KERNEL_FILE] for (kind, digest), one in entries.items() if kind == "kernels"}
+        return HeldEngine(make(entry, kernels, constants), held.pop_all(), num_threads)
 
 
 class HeldEngine:

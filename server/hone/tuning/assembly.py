@@ -18,7 +18,7 @@ from typing import Any
 
 from hone.config import Settings
 from hone.engines.cuda_device import CudaDevice
-from hone.engines.cuda_runtime import CudaRuntime
+from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_runtime import TvmRuntime, load_cuda
 from hone.errors import Unavailable
@@ -72,12 +72,14 @@ class BackgroundTuning:
         follow_holds: bool = True,
         spare: bool = True,
         gpus: Sequence[Gpu] = (),
+        transfers: CudaTransfers | None = None,
     ) -> None:
         """`follow_holds`: what operators paused or pinned stays so over a restart. `spare`: what the cache cannot keep
-        is kept in a temporary folder while this lives."""
+        is kept in a temporary folder while this lives. `transfers` are the process's, where it has GPUs."""
         self._settings = settings
         self._follow_holds = follow_holds
         self._gpus = tuple(gpus)
+        self._transfers = transfers
         self._models = ServedVersions(registry, {kind_of(gpu): "tf32" for gpu in gpus if _has_tf32(gpu)})
         self._promotions = Promotions(registry)
         self._spare = SpareFolder.make() if spare else None
@@ -217,6 +219,7 @@ class BackgroundTuning:
                 seconds=settings.tuning_budget_secs,
                 cpu_share=settings.tuning_cpu_share,
                 memory_bytes=settings.tuning_memory_mib * _MIB,
+                memory_is_set="tuning_memory_mib" in settings.model_fields_set,
                 pause=settings.tuning_pause,
             ),
             run_threads=run_threads,
@@ -225,6 +228,7 @@ class BackgroundTuning:
             cannot_build=cannot_build,
             temporary_root=self._cache.path / _STAGING_FOLDER,
         )
+        key_of = KeyMaker(keys, margin=options.margin, run_threads=run_threads)
         return Tuner(
             self._models,
             self._promotions,
@@ -237,8 +241,9 @@ class BackgroundTuning:
             ],
             memories={key.digest: Verdicts(self._cache, key.digest) for key in keys},
             quarantine=self._cache,
-            key_of=KeyMaker(keys, margin=options.margin, run_threads=run_threads),
-            load=_LazyLoader(self._cache, device, run_threads, self._gpus),
+            key_of=key_of,
+            plain_key_of=key_of.plain,
+            load=_LazyLoader(self._cache, device, run_threads, self._gpus, self._transfers),
             watch=self._watch,
             probation=_FaultNoted(self._cache.path / _PROBATION_FOLDER, self._running),
             traffic=self._traffic,
@@ -249,17 +254,26 @@ class BackgroundTuning:
             listener=_log_event,
             num_cores=num_cores,
             upkeep=self._tend_cache,
+            lost=lambda: self._transfers.cuda.lost if self._transfers is not None else "",
         )
 
 
 class _LazyLoader:
     """Loads TVM's runtime with the first artifact: a server that has none does not pay for it."""
 
-    def __init__(self, cache: KernelsCache, device: DeviceKey, num_threads: int, gpus: Sequence[Gpu] = ()) -> None:
+    def __init__(
+        self,
+        cache: KernelsCache,
+        device: DeviceKey,
+        num_threads: int,
+        gpus: Sequence[Gpu] = (),
+        transfers: CudaTransfers | None = None,
+    ) -> None:
         self._cache = cache
         self._device = device
         self._num_threads = num_threads
         self._gpus = gpus
+        self._transfers = transfers
         self._runtime: TvmRuntime | None = None
         self._packed = PackedWeights()
         self._loader: ArtifactLoader | None = None
@@ -278,11 +292,12 @@ class _LazyLoader:
 
     def _cards(self, runtime: TvmRuntime) -> dict[str, tuple[DeviceKey, list[CudaDevice]]]:
         """Raises EngineError."""
-        cuda = CudaRuntime.load()
+        transfers = self._transfers = self._transfers or CudaTransfers.load()
         load_cuda()
         cards: dict[str, tuple[DeviceKey, list[CudaDevice]]] = {}
         for gpu in self._gpus:
-            cards.setdefault(gpu.key.digest, (gpu.key, []))[1].append(CudaDevice(cuda, runtime, gpu.ordinal))
+            card = CudaDevice(transfers.cuda, runtime, gpu.ordinal, transfers=transfers)
+            cards.setdefault(gpu.key.digest, (gpu.key, []))[1].append(card)
         return cards
 
 

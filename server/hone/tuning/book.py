@@ -9,7 +9,7 @@ from typing import Any
 
 from hone.errors import ModelNotFound
 from hone.specialization import VersionRef
-from hone.tuning.jobs import Task
+from hone.tuning.jobs import PLAIN, Task
 from hone.tuning.record import Record
 
 Place = tuple[str, int]
@@ -98,7 +98,9 @@ class Book:
         """These tasks came to nothing; a generation that serves already stays."""
         for task in tasks:
             bucket = record.bucket(device, task.signature)
-            if bucket is not None and not bucket.generation:
+            if bucket is not None and task.digest == bucket.plain:
+                self.note(record, "failed", signature=task.signature.text, reason=f"{PLAIN}: {reason}")
+            elif bucket is not None and (not bucket.generation or bucket.serves_plain):
                 bucket.outcome, bucket.reason = "failed", reason
                 self.note(record, "failed", signature=task.signature.text, reason=reason)
         self.tell(record)

@@ -8,6 +8,27 @@ from dataclasses import dataclass
 from hone.tuning.activity import Activity
 
 GIB = 1 << 30
+#: Of a tuning process itself, with TVM and a model.
+OWN_BYTES = GIB
+#: What nvcc takes for one kernel, by the GPU's architecture: CUTLASS 3.x is by far the largest.
+_COMPILER_BYTES = {"sm_90a": 4 * GIB, "sm_100a": 4 * GIB}
+_SMALL_COMPILER_BYTES = GIB * 3 // 2
+_MAX_COMPILERS = 2
+#: Of free memory, what stays free beside tuning.
+_RESERVE_BYTES = GIB // 2
+
+
+def compiler_bytes(architecture: str) -> int:
+    """Memory of one compiler of kernels for a GPU's architecture, such as "sm_90a"."""
+    return _COMPILER_BYTES.get(architecture, _SMALL_COMPILER_BYTES)
+
+
+def num_compilers(architecture: str, memory_bytes: int | None, num_threads: int) -> int:
+    """How many may run side by side within so much memory, at least one."""
+    fitting = _MAX_COMPILERS
+    if memory_bytes is not None:
+        fitting = (memory_bytes - OWN_BYTES) // compiler_bytes(architecture)
+    return max(1, min(_MAX_COMPILERS, fitting, num_threads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +41,8 @@ class Budget:
     """Share of the cores that compiling may use; at least one core, and less than all where there are several."""
     memory_bytes: int = 4 * GIB
     """Resident memory of a child with everything it started."""
+    memory_is_set: bool = False
+    """Whether somebody asked for that very number; else jobs for GPUs may take what one of their compilers needs."""
     nice: int = 19
     pause: bool = True
     """Step aside while requests are in flight."""
@@ -37,6 +60,16 @@ class Budget:
             raise ValueError(f"nice: expected 0 to 19, found {self.nice}")
         if self.silence_seconds <= 0:
             raise ValueError(f"silence_seconds: expected more than 0, found {self.silence_seconds:g}")
+
+    def memory_of_job(self, architecture: str, free_bytes: int | None) -> int:
+        """The limit for a job: that of the settings; for GPUs, where nobody set it, enough for one compiler as far as
+        so much is free (None: not known)."""
+        if self.memory_is_set or not architecture.startswith("sm_"):
+            return self.memory_bytes
+        enough = max(self.memory_bytes, 2 * OWN_BYTES + compiler_bytes(architecture))
+        if free_bytes is None:
+            return enough
+        return max(self.memory_bytes, min(enough, free_bytes - _RESERVE_BYTES))
 
     def build_threads(self, num_cores: int) -> int:
         """Threads for compiling: fewer than cores, where there is more than one."""

@@ -1,8 +1,8 @@
 """A tuning child as its parent sees it: started, fed one job, watched, and ended with all it started.
 
 Everything that can hang, crash or eat memory runs in there, so every way it can end is a result with a reason that one
-can read, and none is an exception. `run` blocks the calling thread (the tuner's) until the child's whole process group
-is gone.
+can read, and none is an exception. `steps` is the tuner's thread's part of it: children take turns there, one for each
+kind of device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,16 @@ class Limits:
 
     seconds: float
     memory_bytes: int
+    """Of the child with all it started; where others have a part of it too (`others_bytes`), of all together."""
     silence_seconds: float
+    fair_bytes: int | None = None
+    """What the child may have in any case, whatever others have; None for all."""
+    others_bytes: Callable[[], int] = lambda: 0
+
+    def bytes_now(self) -> int:
+        return max(
+            self.memory_bytes if self.fair_bytes is None else self.fair_bytes, self.memory_bytes - self.others_bytes()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +121,40 @@ class Child:
         self._cancelled = threading.Event()
         self._cancel_reason = ""
         self.pid: int | None = None
+        self.num_turns = 1
+        """Children that take turns on this thread: none may wait for long then."""
+        self.held = False
+        """Whether it is to stand still, for the sake of another's measurement."""
+        self._watch: _Watch | None = None
 
     def cancel(self, reason: str) -> None:
         """End the child soon; from any thread, at any time."""
         self._cancel_reason = self._cancel_reason or reason
         self._cancelled.set()
 
+    @property
+    def resident_bytes(self) -> int:
+        """With all it started, as last seen."""
+        return self._watch.resident_bytes if self._watch is not None else 0
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether it measures, and so steps aside by itself."""
+        return self._watch is not None and self._watch.paces_itself
+
     def run(self) -> JobResult:
+        """Take all steps, until the child's whole process group is gone."""
+        steps = self.steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: JobResult = end.value
+                return result
+
+    def steps(self) -> Generator[None, None, JobResult]:
+        """Each waits a moment for the child, and looks after it; the child ends with them, also when they are closed
+        early."""
         if self._cancelled.is_set():
             return JobResult("cancelled", self._cancel_reason)
         try:
@@ -131,21 +167,21 @@ class Child:
             return JobResult("failed", f"no temporary folder for a tuning process: {problem.strerror or problem}")
         try:
             with _in_use(temporary):
-                return self._run_in(temporary, spec)
+                return (yield from self._run_in(temporary, spec))
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _run_in(self, temporary: str, spec: bytes) -> JobResult:
+    def _run_in(self, temporary: str, spec: bytes) -> Generator[None, None, JobResult]:
         try:
             watch = _Watch(self._command, spec, self._descriptors, temporary, self._clock)
             idle_priority = self._starvation is not None and group.give_idle_priority(watch.pid)
         except OSError as problem:
             return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
-        self.pid = watch.pid
+        self.pid, self._watch = watch.pid, watch
         try:
             if idle_priority:
-                return self._supervise(watch, None, self._starvation)
-            return self._supervise(watch, self._pacer, None)
+                return (yield from self._supervise(watch, None, self._starvation))
+            return (yield from self._supervise(watch, self._pacer, None))
         finally:
             watch.close()
 
@@ -156,9 +192,12 @@ class Child:
             return tempfile.mkdtemp(prefix="tuning-", dir=root)
         return tempfile.mkdtemp(prefix="hone-tuning-")
 
-    def _supervise(self, watch: _Watch, pacer: Pacer | None, starvation: Starvation | None) -> JobResult:
-        tick = _TICK_SECONDS if pacer is None else _PACED_TICK_SECONDS
+    def _supervise(
+        self, watch: _Watch, pacer: Pacer | None, starvation: Starvation | None
+    ) -> Generator[None, None, JobResult]:
         while True:
+            yield
+            tick = _TICK_SECONDS if pacer is None and self.num_turns == 1 else _PACED_TICK_SECONDS / self.num_turns
             ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
                 for event in watch.poll(0.0 if ended else tick):
@@ -177,9 +216,8 @@ class Child:
                 return watch.result("failed", reason)
             if starvation is not None and starvation.step(*watch.ran_and_waited):
                 return watch.result("starved", "others kept every processor busy")
-            if pacer is not None:
-                pause = pacer.step(self._clock())
-                watch.set_paused(pause and not watch.paces_itself and watch.last_word is None)
+            pause = pacer is not None and pacer.step(self._clock()) and not watch.paces_itself
+            watch.set_paused((pause or self.held) and watch.last_word is None)
 
 
 class _Watch:
@@ -236,7 +274,7 @@ class _Watch:
         self._started = clock()
         self._last_event_at = 0.0
         self._next_memory = self._started
-        self._peak_bytes = self._resident_bytes = 0
+        self._peak_bytes = self.resident_bytes = 0
 
     # --- what it says
 
@@ -305,12 +343,12 @@ class _Watch:
         if now >= self._next_memory:
             self._next_memory = now + _MEMORY_INTERVAL_SECONDS
             self.ran_and_waited = group.ran_and_waited(self.pid)
-            self._resident_bytes = group.resident_bytes(group.members(self.pid))
-            self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
-        if self._resident_bytes > limits.memory_bytes:
+            self.resident_bytes = group.resident_bytes(group.members(self.pid))
+            self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
+        if self.resident_bytes > (limit := limits.bytes_now()):
             return (
-                f"the tuning process took {_mib(self._resident_bytes)} of memory with all it started, its limit is"
-                f" {_mib(limits.memory_bytes)}{self._at()}"
+                f"the tuning process took {_mib(self.resident_bytes)} of memory with all it started, its limit is"
+                f" {_mib(limit)}{self._at()}"
             )
         return ""
 

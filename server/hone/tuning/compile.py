@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hone.compiler.artifact import ExportedArtifact, derived_constants, export_artifact
-from hone.compiler.build import BuildFailed, LinkFailed
+from hone.compiler.artifact import derived_constants, export_artifact
+from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
 from hone.compiler.choices import Choices, KernelCall
-from hone.compiler.onnx_import import Unsupported, import_model
+from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
 from hone.compiler.phases.precision import F32, Precision, is_lowered, unsupported
 from hone.compiler.pipeline import compile_model, lowerable_layers, template_workloads
 from hone.compiler.target import CpuTarget
-from hone.engines.onnxruntime import OnnxRuntimeEngine
 from hone.engines.tvm import PackedWeights, TvmEngine
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.errors import EngineError, HoneError
-from hone.kernels import DeviceKey, Entry, Failure, KernelsCache, load_constants, publish_constants
+from hone.kernels import DeviceKey, Entry, Failure, KernelsCache
 from hone.specialization import Signature
-from hone.tuning.artifacts import ArtifactLoader, Sources, Terms, artifact_key, parts_of, toolchain_of
-from hone.tuning.domains import derive_domains
-from hone.tuning.samples import unpack
+from hone.tuning.artifacts import ArtifactLoader, Sources, toolchain_of
+from hone.tuning.compiling import Artifacts, Loaded, not_imported, not_taken, report, temporary_folder, told_counts
+from hone.tuning.keeping import find_layers_to_keep
+from hone.tuning.kernel_map import kernel_map
+from hone.tuning.lowering import Lowering, find_lowering
+from hone.tuning.parallel import parallel_pool
 from hone.tuning.schedules import ScheduleSearch
 from hone.tuning.search import Search, SearchCounts
-from hone.tuning.sensitivity import OutputError, find_kept
-from hone.tuning.specialize import Compile, Compiled, Ledger, NotCompiled, Outcome, Told, baseline_settings
-from hone.tuning.trial import NoTrial, gather
+from hone.tuning.sensitivity import OutputError
+from hone.tuning.specialize import Compile, Compiled, Ledger, NotCompiled, Outcome, Told
 from hone.tuning.verdicts import Verdicts
 from hone.tuning.wire import Message
 
@@ -40,14 +40,13 @@ from hone.tuning.wire import Message
 _SEARCH_SHARE = 0.6
 _SCHEDULE_SHARE = 0.2
 _HEARTBEAT_SECONDS = 5.0
-#: Share of the time in which layers are looked for that must stay in float32, where low precision is not enough.
-_KEEPING_SHARE = 0.5
+#: Searches take less where layers may have to be found that must stay in float32; these are looked for until so much
+#: of the time is over, and the gate has the rest.
+_LOWERED_SHARE, _KEEPING_END = 0.7, 0.85
 _NOTHING_QUANTIZED = (
     "precision 'int8' is for models that are quantised already: this one has no convolution or matrix product between"
     " DequantizeLinear (of data with one scale, and of int8 weights without zero point) and QuantizeLinear"
 )
-#: Layers that a note names.
-_MAX_NAMED = 6
 
 
 def open_compiler(spec: Message) -> tuple[Compile, Ledger]:
@@ -56,7 +55,8 @@ def open_compiler(spec: Message) -> tuple[Compile, Ledger]:
     cache = KernelsCache(Path(spec["kernels_cache"]), spare=Path(spare) if spare else None)
     device = DeviceKey(spec["device_fields"])
     if device.fields["kind"] == "gpu":
-        from hone.tuning.gpu_compile import CudaCompile, open_gpu
+        from hone.tuning.gpu_compile import CudaCompile
+        from hone.tuning.gpu_parts import open_gpu
 
         return CudaCompile(spec, cache, device, open_gpu(spec, cache, device)), CacheLedger(cache, device.digest)
     return TvmCompile(spec, cache, device), CacheLedger(cache, device.digest)
@@ -109,6 +109,10 @@ class TvmCompile:
         self._search = Search(cache, device, self._target, self._sources, num_builders=num_builders)
         self._schedules = ScheduleSearch(cache, device, self._target, self._sources)
         self._loader = ArtifactLoader(cache, [device], self._runtime, self._packed)
+        self._artifacts = Artifacts(spec, cache, device, self._sources, device.architecture)
+        self._pool: tuple[str, Path] | None = None
+        #: Layers that had to stay in float32 for an earlier signature of this job.
+        self._lowering: Lowering | None = None
 
     def build(self, signature: Signature, digest: str, seconds: float, tell: Told) -> Compiled | NotCompiled:
         began = time.monotonic()
@@ -120,172 +124,199 @@ class TvmCompile:
         tell(0.0, "importing")
         imported = import_model(self._path, signature.shapes)
         if isinstance(imported, Unsupported):
-            return NotCompiled("unsupported", _told_operator(imported), imported.operator)
+            return not_imported(imported)
         tell(0.1, "looking for workloads")
+        known = self._lowering
+        if known is not None and known.num_layers == len(lowerable_layers(imported, self._target, precision.name)):
+            precision = replace(
+                precision, kept=known.layers
+            )  # what had to stay in float32 at another batch has to here
         try:
             workloads = template_workloads(imported, self._target, precision)
             if precision.name == "int8" and not any(is_lowered(workload) for workload in workloads):
                 return NotCompiled("unsupported", _NOTHING_QUANTIZED)
+            self._use_pool()
+            searched = 1.0 if precision == F32 else _LOWERED_SHARE
             kernels = self._search.decide(
                 workloads,
-                seconds * _SEARCH_SHARE,
-                lambda share, text: tell(0.1 + 0.4 * share, text, **_tried(counts)),
+                seconds * _SEARCH_SHARE * searched,
+                lambda share, text: tell(0.1 + 0.4 * share, text, **told_counts(counts)),
             )
             schedules = {}
             if not self._spec.get("careful"):
                 schedules = self._schedules.decide(
                     imported,
-                    seconds * _SCHEDULE_SHARE,
+                    seconds * _SCHEDULE_SHARE * searched,
                     counts,
-                    lambda share, text: tell(0.5 + 0.2 * share, text, **_tried(counts)),
+                    lambda share, text: tell(0.5 + 0.2 * share, text, **told_counts(counts)),
                 )
             tell(0.7, "compiling")
             compiling = time.monotonic()
             choices = Choices(kernels=kernels, schedules=schedules, precision=precision)
             loaded, note = self._make(imported, choices, tell), ""
-            if precision != F32 and isinstance(loaded, _Loaded):
-                loaded, note = self._hold_tolerance(imported, choices, loaded, signature, seconds, tell)
+            if precision != F32 and isinstance(loaded, Loaded):
+                loaded, note = self._hold_tolerance(
+                    imported, choices, loaded, signature, began + seconds * _KEEPING_END, tell
+                )
             if isinstance(loaded, NotCompiled):
                 return loaded
-            return self._finish(loaded, signature, digest, note, _report(counts, compiling - began, compiling))
+            publish = self._artifacts.publisher(loaded, signature, digest)
+            if isinstance(publish, NotCompiled):
+                return publish
+            told = report(counts, compiling - began, compiling)
+            engine = loaded.held()
+            return Compiled(engine, publish, told, note, instances_of=engine.instantiate_with)
+        except GraphRefused as problem:
+            tell(0.7, "looking for the operator that the compiler does not take")
+            return not_taken(problem, imported, lambda model: compile_model(model, self._target))
         except (BuildFailed, LinkFailed) as problem:
             return NotCompiled("failed", str(problem))
 
+    def _use_pool(self) -> tuple[str, Path]:
+        """Parallel loops run here as they do in the server, from now on. Digest and library of the pool that does it.
+        Raises BuildFailed and LinkFailed."""
+        if self._pool is None:
+            self._pool = parallel_pool(self._cache, self._device.architecture)
+            self._runtime.parallel.load(self._pool[1], self._runtime.num_threads)
+        return self._pool
+
     def load(self, digest: str) -> Compiled | NotCompiled:
-        entry = self._cache.get("artifacts", digest, self._device.digest)
-        if not isinstance(entry, Entry):
-            return NotCompiled("failed", f"the artifact is no longer in the cache ({entry.reason.value})")
-        try:
-            engine = self._loader.load(digest, self._device.digest, self._path)
-        except EngineError as problem:
-            return NotCompiled("failed", str(problem))
+        return self._artifacts.load(digest, self._loader, lambda engine: {"instances_of": engine.instantiate_with})
 
-        def prove(told: Mapping[str, Any]) -> str:
-            self._cache.prove(entry)
-            Verdicts(self._cache, self._device.digest).keep_measured(digest, told["verdict"])
-            return ""
-
-        return Compiled(engine, prove, instances_of=engine.instantiate_with)
-
-    def _make(self, imported: Any, choices: Choices, tell: Told | None = None) -> _Loaded | NotCompiled:
+    def _make(self, imported: Any, choices: Choices, tell: Told | None = None) -> Loaded[TvmEngine] | NotCompiled:
         """Compile, put kernels and constants into the cache, and load the engine from a folder of its own. Raises
         BuildFailed and LinkFailed."""
         compiled = compile_model(imported, self._target, choices)
-        folder = tempfile.TemporaryDirectory(prefix="hone-artifact-", ignore_cleanup_errors=True)
+        folder = temporary_folder()
         place = Path(folder.name)
-        kernels: dict[str, Path] = {}
+        pool, library = self._use_pool()
+        kernels: dict[str, Path] = {pool: library}
         self._build_kernels(compiled.kernels, place)
         for call in compiled.kernels:
             found = self._kernel(call, place)
             if isinstance(found, str):
                 return NotCompiled("failed", found)
             kernels[call.digest] = found
-        constants_digest = None
-        constants = derived_constants(imported)
-        if constants:
-            kept = publish_constants(self._cache, constants)
-            if isinstance(kept, Failure):
-                return NotCompiled("failed", f"its constants could not be kept: {kept.reason.value} ({kept.detail})")
-            constants_digest = kept.digest
+        constants_digest = self._artifacts.keep_constants(derived_constants(imported))
+        if isinstance(constants_digest, NotCompiled):
+            return constants_digest
         if tell is not None:
             tell(0.72, "linking")
-        exported = export_artifact(compiled, imported, constants_digest, place)
+        exported = export_artifact(compiled, imported, constants_digest, place, pool)
+        known = kernel_map(compiled.kernels, compiled.functions, self._search.ranking)
+        exported = replace(exported, manifest={**exported.manifest, "kernel_map": known})
         try:
             engine = TvmEngine.load(
                 place,
                 exported.manifest,
                 model=self._path,
                 kernels=kernels,
-                constants=self._constants,
+                constants=self._artifacts.constants,
                 runtime=self._runtime,
                 packed=self._packed,
             )
         except EngineError as problem:
             return NotCompiled("failed", str(problem))
-        return _Loaded(engine, exported, folder)
+        return Loaded(engine, exported, folder)
 
     def _hold_tolerance(
-        self, imported: Any, choices: Choices, loaded: _Loaded, signature: Signature, seconds: float, tell: Told
-    ) -> tuple[_Loaded | NotCompiled, str]:
+        self,
+        imported: ImportedModel,
+        choices: Choices,
+        loaded: Loaded[TvmEngine],
+        signature: Signature,
+        deadline: float,
+        tell: Told,
+    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
         """The engine, made again with single layers in float32 where its outputs are too far off; and which those are.
 
         Where that does not help the engine stays as it is: the gate says no, with its numbers.
         """
         tell(0.75, "comparing outputs in low precision")
-        error_of = self._output_error(signature)
+        error_of = self._artifacts.output_error(signature)
         if error_of is None:
             return loaded, ""
         share = error_of(loaded.engine.instantiate())
         if share <= 1.0:
-            return loaded, ""
+            if self._lowering is None or not choices.precision.kept:
+                return loaded, ""
+            known = replace(self._lowering, error=share)
+            return _described(loaded, known), known.note
+        if choices.precision.name == "bf16":
+            return self._keep_rounded(imported, choices, loaded, error_of, share, deadline, tell)
+        return self._keep_stretches(imported, choices, loaded, error_of, share, deadline, tell)
+
+    def _keep_rounded(
+        self,
+        imported: ImportedModel,
+        choices: Choices,
+        loaded: Loaded[TvmEngine],
+        error_of: OutputError,
+        share: float,
+        deadline: float,
+        tell: Told,
+    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
+        """Where layers can be measured one by one: see `lowering.py`."""
+        made: list[Loaded[TvmEngine]] = []
+
+        def attempt(lowering: Lowering) -> float | None:
+            precision = Precision(lowering.precision, lowering.layers)
+            workloads = template_workloads(imported, self._target, precision)
+            seconds = max(1.0, deadline - time.monotonic())
+            kernels = self._search.decide(workloads, seconds / 3, lambda share, text: None)
+            again = self._make(imported, replace(choices, kernels=kernels, precision=precision))
+            if isinstance(again, NotCompiled):
+                return None
+            made.append(again)
+            return error_of(again.engine.instantiate())
+
+        whole = self._lowering.whole if self._lowering is not None else share
+        found, problem = None, "no layers to keep in f32 were found"
+        try:
+            found = find_lowering(
+                imported,
+                self._target,
+                error_of,
+                attempt,
+                whole=whole,
+                deadline=deadline,
+                num_builders=self._search.num_builders,
+                tell=tell,
+            )
+        except HoneError as failure:
+            problem = f"which layers to keep in f32 was not found: {failure}"
+        for one in made if found is None else [loaded, *made[:-1]]:
+            one.close()
+        if found is None:
+            return loaded, f"in bf16 its outputs are off by {share:.2g} times what is allowed, and {problem}"
+        self._lowering = found
+        return _described(made[-1], found), found.note
+
+    def _keep_stretches(
+        self,
+        imported: ImportedModel,
+        choices: Choices,
+        loaded: Loaded[TvmEngine],
+        error_of: OutputError,
+        share: float,
+        deadline: float,
+        tell: Told,
+    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
+        """Where every question costs a compilation: see `keeping.py`."""
         name = choices.precision.name
         layers = lowerable_layers(imported, self._target, name)
-        deadline = time.monotonic() + seconds * _KEEPING_SHARE
-        num_tried = 0
 
-        def error(kept: frozenset[int]) -> float | None:
-            nonlocal num_tried
-            if time.monotonic() > deadline:
-                return None
-            num_tried += 1
-            tell(0.75, f"looking for layers to keep in f32: {num_tried} tried", num_tried=num_tried)
-            made = self._make(imported, replace(choices, precision=Precision(name, kept)))
-            if isinstance(made, NotCompiled):
-                return None
-            try:
-                return error_of(made.engine.instantiate())
-            finally:
-                made.close()
+        def make(kept: frozenset[int]) -> Loaded[TvmEngine] | NotCompiled:
+            return self._make(imported, replace(choices, precision=Precision(name, kept)))
 
-        try:
-            kept = find_kept(len(layers), error)
-        except HoneError as problem:
-            return loaded, f"which layers to keep in f32 was not found: {problem}"
-        if kept is None:
-            off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
-            return loaded, f"{off}, and no layers to keep in f32 were found"
+        found = find_layers_to_keep(layers, name, share, error_of, make, deadline, tell)
+        if found.kept is None:
+            return loaded, found.note
         loaded.close()
-        tell(0.9, f"keeping {len(kept.layers)} of {len(layers)} layers in f32")
-        precision = Precision(name, kept.layers)
+        precision = Precision(name, found.kept.layers)
         workloads = template_workloads(imported, self._target, precision)
         kernels = self._search.decide(workloads, max(1.0, deadline - time.monotonic()), lambda share, text: None)
-        told = [f"{at} ({layers[at]})" for at in sorted(kept.layers)]
-        more = f" and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
-        note = f"kept in f32: {len(told)} of {len(layers)} layers: {', '.join(told[:_MAX_NAMED])}{more}"
-        return self._make(imported, replace(choices, kernels=kernels, precision=precision), tell), note
-
-    def _output_error(self, signature: Signature) -> OutputError | None:
-        """None where nothing can be compared; the gate says why."""
-        spec = self._spec
-        baseline = OnnxRuntimeEngine.load(self._path, baseline_settings(spec))
-        domains: Any = derive_domains(self._path, signature.specs)
-        samples = unpack(spec["samples"]) if spec.get("samples") is not None else ()
-        batching = int(spec["max_batch_size"]) > 0
-        evidence = gather(baseline, baseline.outputs, signature, domains, samples, batching=batching)
-        if isinstance(evidence, NoTrial):
-            return None
-        return OutputError(evidence, baseline.outputs, signature, str(spec["precision"]), spec.get("tolerance"))
-
-    def _finish(
-        self, loaded: _Loaded, signature: Signature, digest: str, note: str, report: Mapping[str, Any]
-    ) -> Compiled | NotCompiled:
-        key = self._key(signature)
-        if key.digest != digest:
-            return NotCompiled("failed", "the server and its tuning process do not agree on the artifact's name")
-        exported = loaded.exported
-
-        def publish(told: Mapping[str, Any]) -> str:
-            requires = [
-                {"kind": kind, "digest": part, "scope": scope}
-                for kind, part, scope in parts_of(exported.manifest, self._device.architecture)
-            ]
-            manifest = {**exported.manifest, **told, "key": key.fields, "requires": requires}
-            self._cache.describe(self._device)
-            done = self._cache.publish("artifacts", digest, self._device.digest, dict(exported.files), manifest)
-            loaded.folder.cleanup()
-            return f"{done.reason.value} ({done.detail})" if isinstance(done, Failure) else ""
-
-        return Compiled(loaded.engine, publish, report, note, instances_of=loaded.engine.instantiate)
+        return self._make(imported, replace(choices, kernels=kernels, precision=precision), tell), found.note
 
     def _build_kernels(self, calls: Sequence[KernelCall], place: Path) -> None:
         """Libraries of the kernels that the cache does not hold, side by side: linking is another process's work.
@@ -322,62 +353,12 @@ class TvmCompile:
             return f"a kernel could not be kept: {kept.reason.value} ({kept.detail})"
         return kept.files[KERNEL_FILE]
 
-    def _constants(self, digest: str) -> Mapping[str, Any]:
-        entry = self._cache.get("constants", digest)
-        if not isinstance(entry, Entry):
-            raise EngineError(f"constants {digest[:12]} are no longer in the cache")
-        return load_constants(entry)
 
-    def _key(self, signature: Signature) -> Any:
-        spec = self._spec
-        return artifact_key(
-            graph=spec["graph"],
-            signature=signature,
-            precision=spec["precision"],
-            objective=spec["objective"],
-            terms=Terms(spec["tolerance"], spec["margin"], spec["run_threads"], spec["graph_level"]),
-            device=self._device,
-            sources=self._sources,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """An engine, and the artifact that it runs, in a folder that goes with it."""
-
-    engine: TvmEngine
-    exported: ExportedArtifact
-    folder: tempfile.TemporaryDirectory[str]
-
-    def close(self) -> None:
-        self.engine.close()
-        self.folder.cleanup()
-
-
-def _tried(counts: SearchCounts) -> dict[str, int]:
-    """How far the search is, for people."""
-    return {"num_built": counts.num_built, "num_measured": counts.num_measured, "num_failed": counts.num_failed}
-
-
-def _report(counts: SearchCounts, search_seconds: float, compiling: float) -> dict[str, Any]:
-    """What making it took; `compiling` is the time at which compiling began."""
-    return {
-        "candidates_built": counts.num_built,
-        "candidates_measured": counts.num_measured,
-        "candidates_failed": counts.num_failed,
-        "candidates_cut": counts.num_cut,
-        "workloads_remembered": counts.num_remembered,
-        "search_seconds": search_seconds,
-        "compile_seconds": counts.build_seconds + time.monotonic() - compiling,
-        "measure_seconds": counts.measure_seconds,
-    }
+def _described(loaded: Loaded[TvmEngine], lowering: Lowering) -> Loaded[TvmEngine]:
+    """With a manifest that tells the layers that are kept."""
+    manifest = {**loaded.exported.manifest, "lowering": lowering.to_json()}
+    return replace(loaded, exported=replace(loaded.exported, manifest=manifest))
 
 
 def _library(place: Path, call: KernelCall) -> Path:
     return place / f"{call.digest}.so"
-
-
-def _told_operator(unsupported: Unsupported) -> str:
-    if unsupported.operator and unsupported.operator not in unsupported.reason:
-        return f"operator {unsupported.operator}: {unsupported.reason}"
-    return unsupported.reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,10 +23,12 @@ from hone.compiler.target import CpuTarget
 from hone.compiler.workload import Workload
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.errors import EngineError
-from hone.kernels import DeviceKey, KernelsCache
+from hone.kernels import DeviceKey, Entry, KernelsCache
 from hone.specialization import Signature
 from hone.tuning.artifacts import Sources
 from hone.tuning.baseline_profile import BaselineProfile, ProfiledNode, profile_baseline
+from hone.tuning.lowering import Lowering
+from hone.tuning.parallel import parallel_pool
 from hone.tuning.schedules import ScheduleSearch
 from hone.tuning.search import Search
 from hone.types import Array
@@ -53,6 +55,8 @@ class Group:
     microseconds: float
     share: float
     gflops: float
+    precision: str
+    """What its products are computed in: "f32", or the lower one that was asked for."""
     of_roofline: float | None
     """The least time that the machine's limits allow, as a share of the time taken; above 1 where an algorithm needs
     less arithmetic than the operator's definition. None where there is no workload to count."""
@@ -85,6 +89,8 @@ class Explanation:
 
     signature: str
     precision: str
+    lowering: Lowering | None
+    """Which layers are kept in float32, where some are; None where none is, or it was not promoted."""
     roofline: Roofline
     groups: tuple[Group, ...]
     layers: tuple[Layer, ...]
@@ -97,11 +103,13 @@ class Explanation:
         return {
             "signature": self.signature,
             "precision": self.precision,
+            "lowering": None if self.lowering is None else self.lowering.to_json(),
             "roofline": self.roofline.fields(),
             "tuned": {
                 "microseconds": self.profile.total_us,
                 "overhead_microseconds": self.profile.overhead_us,
                 "groups": [group.to_json() for group in self.groups],
+                "in_place": [asdict(placement) for placement in self.profile.placements],
             },
             "baseline": {
                 "microseconds": self.baseline.total_us,
@@ -142,9 +150,12 @@ def explain(
     num_threads: int,
     tell: Callable[[str], None],
     rounds: int = 20,
+    artifact: str | None = None,
 ) -> Explanation | Unsupported:
-    """Explain a model for one signature. Raises EngineError, BuildFailed and LinkFailed."""
-    TvmRuntime.load(num_threads)  # sets how many threads compiled code uses in this process
+    """Explain a model for one signature; `artifact` names what was promoted for it, which says what layers are kept in
+    float32. Raises EngineError, BuildFailed and LinkFailed."""
+    runtime = TvmRuntime.load(num_threads)
+    runtime.parallel.load(parallel_pool(cache, device.architecture)[1], num_threads)
     target = CpuTarget.detect(num_threads)
     sources = Sources.installed()
     tell("importing the model")
@@ -153,7 +164,8 @@ def explain(
         return imported
     search = Search(cache, device, target, sources)
     tell("looking up what is decided")
-    lowered = Precision(precision)
+    lowering = recall_lowering(cache, device, artifact) if artifact else None
+    lowered = Precision(precision, lowering.layers if lowering is not None else frozenset())
     kernels = search.recall(template_workloads(imported, target, lowered))
     schedules = ScheduleSearch(cache, device, target, sources).recall(imported)
     tell("measuring the machine's limits")
@@ -168,12 +180,26 @@ def explain(
     return Explanation(
         signature.text,
         precision,
+        lowering,
         roofline,
         groups_of(profile, roofline),
         layers_of(profile.calls, baseline.nodes),
         profile,
         baseline,
     )
+
+
+def recall_lowering(cache: KernelsCache, device: DeviceKey, artifact: str) -> Lowering | None:
+    """What the artifact's manifest says of the layers that are kept in float32; None where it keeps none."""
+    entry = cache.get("artifacts", artifact, device.digest)
+    if not isinstance(entry, Entry) or "lowering" not in entry.manifest:
+        return None
+    try:
+        return Lowering.from_json(entry.manifest["lowering"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise EngineError(
+            f"artifact {artifact[:12]}: what it says of its precision is not understood: {problem}"
+        ) from None
 
 
 def groups_of(profile: Profile, roofline: Roofline) -> tuple[Group, ...]:
@@ -205,7 +231,7 @@ def _group(call: ProfiledCall, share: float, roofline: Roofline) -> Group:
     if call.kernel is None:
         rule = call.function.rule if call.function is not None else ""
         shapes = " ".join("x".join(map(str, shape)) for shape in call.shapes)
-        return Group(call.name, shapes, "", rule, {}, call.microseconds, share, 0.0, None)
+        return Group(call.name, shapes, "", rule, {}, call.microseconds, share, 0.0, "f32", None)
     workload = call.kernel.workload
     return Group(
         name=call.name,
@@ -216,6 +242,7 @@ def _group(call: ProfiledCall, share: float, roofline: Roofline) -> Group:
         microseconds=call.microseconds,
         share=share,
         gflops=operations(workload) / nanoseconds,
+        precision=str(dict(workload.attributes).get("precision", "f32")),
         of_roofline=roofline.of(workload) / nanoseconds,
     )
 

@@ -2,312 +2,291 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hone.compiler.artifact import derived_constants
-from hone.compiler.build import BuildFailed, LinkFailed
+from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
 from hone.compiler.choices import Choices
 from hone.compiler.cuda.export import export_cuda_artifact
-from hone.compiler.cuda.partition import CudaTemplate, Templates
-from hone.compiler.cuda.pipeline import compile_cuda_model, cuda_paddings, cuda_workloads
+from hone.compiler.cuda.partition import Templates
+from hone.compiler.cuda.pipeline import (
+    compile_cuda_model,
+    cuda_layers,
+    cuda_paddings,
+    cuda_workloads,
+    run_plain_phases,
+)
 from hone.compiler.cuda.precision import unsupported
-from hone.compiler.cuda_target import PRESETS, CudaTarget
-from hone.compiler.onnx_import import Unsupported, import_model
+from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
 from hone.compiler.phases.precision import Precision
-from hone.compiler.templates.base import Candidate
-from hone.compiler.templates.cutlass.published import published_kernel, scope_of
-from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
+from hone.compiler.templates.cutlass.published import scope_of
 from hone.compiler.templates.cutlass.toolchain import find_toolchain
-from hone.compiler.workload import Workload
-from hone.engines.cuda_device import CudaDevice
-from hone.engines.cuda_runtime import CudaRuntime
 from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine
-from hone.engines.tvm_runtime import TvmRuntime, load_cuda
 from hone.errors import EngineError
-from hone.kernels import DeviceKey, Entry, Failure, KernelsCache, load_constants, publish_constants
+from hone.kernels import DeviceKey, Entry, KernelsCache
 from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
-from hone.tuning.artifacts import HeldEngine, Sources, Terms, artifact_key, parts_of
+from hone.tuning.artifacts import Sources
+from hone.tuning.budget import num_compilers
+from hone.tuning.compiling import Artifacts, Loaded, not_imported, not_taken, report, temporary_folder, told_counts
 from hone.tuning.contest import SearchCounts
 from hone.tuning.gpu_artifacts import GpuArtifactLoader
-from hone.tuning.gpu_search import GpuSearch, Kernel
+from hone.tuning.gpu_parts import GpuParts
+from hone.tuning.gpu_schedules import GpuScheduleSearch
+from hone.tuning.gpu_search import GpuSearch
+from hone.tuning.keeping import find_layers_to_keep
 from hone.tuning.kernel_trials import KernelTrials
-from hone.tuning.measure import Clock
 from hone.tuning.profiler import Profiler
+from hone.tuning.sensitivity import OutputError
 from hone.tuning.specialize import Compiled, NotCompiled, Told
-from hone.tuning.verdicts import Verdicts
 from hone.tuning.wire import Message
 
-_SEARCH_SHARE, _PADDING_SHARE = 0.6, 0.2
-_GIB = 1 << 30
-#: Of the tuning process itself, with TVM and a model.
-_OWN_BYTES = 1 << 30
-#: With so much, two compilers at once.
-_TWO_COMPILERS_BYTES = 12 << 30
+#: Shares of a specialization's time.
+_PADDING_SHARE, _SEARCH_SHARE, _SCHEDULE_SHARE = 0.15, 0.5, 0.15
+#: Share of the time in which layers are looked for that must stay in float32, where low precision is not enough.
+_KEEPING_SHARE = 0.5
+#: Tensor cores take float32 rounded to tf32 from here on.
+_TF32_SINCE = 80
 
-
-class CachedKernels:
-    """See `gpu_search.KernelSource`: the kernels cache, and nvcc for what it does not hold.
-
-    `memory_bytes` is what the process may take with all that it starts; kernels whose compiler takes more are only for
-    those who have built them before.
-    """
-
-    def __init__(self, cache: KernelsCache, target: CudaTarget, memory_bytes: int | None = None) -> None:
-        self._cache, self._target, self._memory_bytes = cache, target, memory_bytes
-
-    def digest_of(self, template: CudaTemplate, workload: Workload, candidate: Candidate) -> str:
-        return template.digest(workload, candidate, self._target)
-
-    def has(self, digest: str) -> bool:
-        return isinstance(self._cache.get("kernels", digest, scope_of(self._target)), Entry)
-
-    def get(self, template: CudaTemplate, workload: Workload, candidate: Candidate) -> Kernel:
-        cutlass: Any = template  # all that are built by nvcc
-        needed = int(cutlass.recipe(workload, candidate, self._target).num_gib * _GIB) + _OWN_BYTES
-        is_too_much = self._memory_bytes is not None and needed > self._memory_bytes
-        if is_too_much and not self.has(self.digest_of(template, workload, candidate)):
-            told = f"its compiler takes {needed >> 20} MiB with this process, more than tuning may"
-            raise BuildFailed(str(candidate), MemoryError(f"{told}: build it before by `hone kernels build`"))
-        return published_kernel(self._cache, cutlass, workload, candidate, self._target)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuParts:
-    """What the compile step works with, which tests replace by what stands for a GPU."""
-
-    device: CudaDevice
-    target: CudaTarget
-    kernels: CachedKernels
-    templates: Templates = CUTLASS_TEMPLATES
-    clock: Clock = time.perf_counter_ns
-    """What the gate measures by."""
-
-
-def open_gpu(spec: Message, cache: KernelsCache, device: DeviceKey) -> GpuParts:
-    """The GPU of a job. Raises EngineError where there is no driver or runtime, ValueError for an architecture that
-    kernels are not made for."""
-    cuda = CudaRuntime.load()
-    runtime = TvmRuntime.load(int(spec["run_threads"]))
-    load_cuda()
-    target = target_of(device)
-    return GpuParts(
-        CudaDevice(cuda, runtime, int(spec.get("ordinal", 0))),
-        target,
-        CachedKernels(cache, target, spec.get("memory_bytes")),
-    )
-
-
-def target_of(device: DeviceKey) -> CudaTarget:
-    """The compiler's view of a device key. What its maker states of speed is scaled from a card of its architecture
-    where the key does not tell. Raises ValueError for an architecture that kernels are not made for."""
-    fields: Any = device.fields
-    arch = str(fields["architecture"]).removeprefix("sm_")
-    typical = CudaTarget.typical(arch)
-    named = next((one for name, one in PRESETS.items() if _is_named(fields["name"], name)), None)
-    num_sms = int(fields["num_sms"])
-    clock, bits = fields.get("memory_clock_mhz"), fields.get("memory_bus_bits")
-    return CudaTarget.of_architecture(
-        arch,
-        name=str(fields["name"]),
-        num_sms=num_sms,
-        l2_bytes=int(fields["l2_bytes"]),
-        tensor_tflops=named.tensor_tflops if named else typical.tensor_tflops * num_sms / typical.num_sms,
-        # Both edges of the clock carry data.
-        memory_gbps=2 * clock * bits / 8 / 1000 if clock and bits else (named or typical).memory_gbps,
-    )
+_Engine = Loaded[TvmCudaEngine]
 
 
 class CudaCompile:
-    """See `specialize.Compile`."""
+    """See `specialize.Compile` and `specialize.PlainCompile`."""
 
     def __init__(self, spec: Message, cache: KernelsCache, device: DeviceKey, parts: GpuParts) -> None:
-        self._spec, self._cache, self._device, self._parts = spec, cache, device, parts
+        self._spec, self._cache, self._parts = spec, cache, parts
         self._path = Path(spec["path"])
-        self._sources = Sources.installed()
         self._packed = PackedWeights()
         self._precision = Precision(str(spec["precision"]))
+        sources, scope = Sources.installed(), scope_of(parts.target)
         board = spec.get("activity")
+        profiler = Profiler(
+            parts.device,
+            KernelTrials(cache, device.digest),
+            activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
+        )
         self._search = GpuSearch(
             cache,
             device,
             parts.target,
-            self._sources,
-            Profiler(
-                parts.device,
-                KernelTrials(cache, device.digest),
-                activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
-            ),
+            sources,
+            profiler,
             parts.kernels,
             parts.templates,
             precision=self._precision.name,
-            num_builders=_num_builders(spec),
+            num_builders=num_compilers(
+                device.architecture, spec.get("memory_bytes"), int(spec.get("build_threads", 1))
+            ),
+        )
+        self._schedules = GpuScheduleSearch(
+            cache, device, sources, parts.target, parts.templates, profiler, parts.functions
         )
         self._loader = GpuArtifactLoader(
-            cache,
-            {device.digest: (device, [parts.device])},
-            self._packed,
-            {device.digest: scope_of(parts.target)},
+            cache, {device.digest: (device, [parts.device])}, self._packed, {device.digest: scope}
         )
+        self._artifacts = Artifacts(spec, cache, device, sources, scope)
 
     def build(self, signature: Signature, digest: str, seconds: float, tell: Told) -> Compiled | NotCompiled:
         began = time.monotonic()
         self._search.counts = counts = SearchCounts()
-        target, templates = self._parts.target, self._parts.templates
-        refused = unsupported(self._precision.name, target.compute_capability)
-        if refused:
-            return NotCompiled("unsupported", refused)
-        tell(0.0, "importing")
-        imported = import_model(self._path, signature.shapes)
-        if isinstance(imported, Unsupported):
-            operator = imported.operator
-            told = f"operator {operator}: " if operator and operator not in imported.reason else ""
-            return NotCompiled("unsupported", told + imported.reason, operator)
+        imported = self._import(signature, tell)
+        if isinstance(imported, NotCompiled):
+            return imported
         tell(0.1, "looking for workloads")
         try:
-            choices = Choices(precision=self._precision)
-
-            def searching(share: float, text: str) -> None:
-                tried = {name: getattr(counts, name) for name in ("num_built", "num_measured", "num_failed")}
-                tell(0.1 + 0.6 * share, text, **tried)
-
-            paddings = self._search.decide_paddings(
-                cuda_paddings(imported, target, choices, templates=templates),
-                seconds * _PADDING_SHARE,
-                lambda share, text: searching(_PADDING_SHARE * share, text),
-            )
-            choices = Choices(precision=self._precision, paddings=paddings)
-            kernels = self._search.decide(
-                cuda_workloads(imported, target, choices, templates=templates),
-                seconds * _SEARCH_SHARE,
-                lambda share, text: searching(_PADDING_SHARE + (1 - _PADDING_SHARE) * share, text),
-            )
-            choices = Choices(kernels=kernels, precision=self._precision, paddings=paddings)
+            choices = self._choose(imported, self._precision, seconds, tell)
             tell(0.7, "compiling")
             compiling = time.monotonic()
-            made = self._make(imported, choices, signature, digest)
-            if isinstance(made, NotCompiled):
-                return made
-            engine, publish = made
-            report = _report(counts, compiling - began, compiling)
-            return Compiled(engine, publish, report, clock=self._parts.clock)
+            loaded, note = self._hold_tolerance(imported, choices, signature, seconds, tell)
+            if isinstance(loaded, NotCompiled):
+                return loaded
+            return self._finished(loaded, signature, digest, report(counts, compiling - began, compiling), note)
+        except GraphRefused as problem:
+            return not_taken(problem, imported, lambda model: run_plain_phases(model, self._parts.target))
+        except (BuildFailed, LinkFailed) as problem:
+            return NotCompiled("failed", str(problem))
+
+    def build_plain(self, signature: Signature, digest: str, tell: Told) -> Compiled | NotCompiled:
+        """With dlight's schedules for all of it: one run of nvcc, nothing measured, no kernels and so no paddings."""
+        began = time.monotonic()
+        imported = self._import(signature, tell)
+        if isinstance(imported, NotCompiled):
+            return imported
+        tell(0.3, "compiling with plain schedules")
+        try:
+            target = self._parts.target
+            paddings = cuda_paddings(imported, target, Choices(precision=self._precision), templates=())
+            unpadded = {padding.operator.digest: 1 for padding in paddings}
+            loaded = self._make(imported, Choices(precision=self._precision, paddings=unpadded), ())
+            if isinstance(loaded, NotCompiled):
+                return loaded
+            told = {"compile_seconds": time.monotonic() - began}
+            return self._finished(loaded, signature, digest, told, is_plain=True)
+        except GraphRefused as problem:
+            return not_taken(problem, imported, lambda model: run_plain_phases(model, self._parts.target))
         except (BuildFailed, LinkFailed) as problem:
             return NotCompiled("failed", str(problem))
 
     def load(self, digest: str) -> Compiled | NotCompiled:
-        entry = self._cache.get("artifacts", digest, self._device.digest)
-        if not isinstance(entry, Entry):
-            return NotCompiled("failed", f"the artifact is no longer in the cache ({entry.reason.value})")
-        try:
-            engine = self._loader.load(digest, self._device.digest, self._path)
-        except EngineError as problem:
-            return NotCompiled("failed", str(problem))
+        return self._artifacts.load(digest, self._loader, lambda engine: {"clock": self._parts.clock})
 
-        def prove(told: Mapping[str, Any]) -> str:
-            self._cache.prove(entry)
-            Verdicts(self._cache, self._device.digest).keep_measured(digest, told["verdict"])
-            return ""
+    # --- choices
 
-        return Compiled(engine, prove, clock=self._parts.clock)
+    def _import(self, signature: Signature, tell: Told) -> ImportedModel | NotCompiled:
+        refused = unsupported(self._precision.name, self._parts.target.compute_capability)
+        if refused:
+            return NotCompiled("unsupported", refused)
+        tell(0.0, "importing")
+        imported = import_model(self._path, signature.shapes)
+        return not_imported(imported) if isinstance(imported, Unsupported) else imported
+
+    def _choose(self, imported: ImportedModel, precision: Precision, seconds: float, tell: Told) -> Choices:
+        """By measurement: paddings, then kernels, then schedules of what is left. Raises DeviceLost."""
+        target, templates, counts = self._parts.target, self._parts.templates, self._search.counts
+
+        def searching(first: float, last: float) -> Callable[[float, str], None]:
+            return lambda share, text: tell(first + (last - first) * share, text, **told_counts(counts))
+
+        choices = Choices(precision=precision)
+        found = cuda_paddings(imported, target, choices, templates=templates)
+        paddings = self._search.decide_paddings(found, seconds * _PADDING_SHARE, searching(0.1, 0.2))
+        choices = replace(choices, paddings=paddings)
+        wanted = cuda_workloads(imported, target, choices, templates=templates)
+        kernels = self._search.decide(wanted, seconds * _SEARCH_SHARE, searching(0.2, 0.55))
+        choices = replace(choices, kernels=kernels)
+        if self._spec.get("careful"):
+            return choices
+        self._schedules.choices = choices
+        schedules = self._schedules.decide(imported, seconds * _SCHEDULE_SHARE, counts, searching(0.55, 0.7))
+        return replace(choices, schedules=schedules)
+
+    # --- precision
+
+    def _hold_tolerance(
+        self, imported: ImportedModel, choices: Choices, signature: Signature, seconds: float, tell: Told
+    ) -> tuple[_Engine | NotCompiled, str]:
+        """The engine, made again with layers (or all of it) in a higher precision where its outputs are too far off;
+        and what was done. Where nothing helps it stays as it is: the gate says no, with its numbers."""
+        loaded = self._make(imported, choices)
+        if choices.precision.name == "f32" or isinstance(loaded, NotCompiled):
+            return loaded, ""
+        tell(0.75, "comparing outputs in low precision")
+        error_of = self._artifacts.output_error(signature)
+        share = error_of(loaded.engine.instantiate()) if error_of is not None else 0.0
+        if error_of is None or share <= 1.0:
+            return loaded, ""
+        deadline = time.monotonic() + seconds * _KEEPING_SHARE
+        found, note = self._find_precision(imported, choices, share, error_of, deadline, tell)
+        if found is None:
+            return loaded, note
+        loaded.close()
+        chosen = self._choose(imported, found, max(1.0, deadline - time.monotonic()), tell)
+        return self._make(imported, chosen), note
+
+    def _find_precision(
+        self,
+        imported: ImportedModel,
+        choices: Choices,
+        share: float,
+        error_of: OutputError,
+        deadline: float,
+        tell: Told,
+    ) -> tuple[Precision | None, str]:
+        """What holds the tolerance where `choices.precision` misses it by `share`: first with the fewest layers higher,
+        then the whole model; None where nothing does."""
+        name = choices.precision.name
+        off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
+
+        def make(precision: Precision) -> _Engine | NotCompiled:
+            # Padding and schedules are those of other dtypes: kernels' first guesses show what is computed.
+            return self._make(imported, Choices(precision=precision))
+
+        def holds(precision: Precision) -> bool:
+            tell(0.75, f"comparing outputs in {precision.name}")
+            made = make(precision)
+            if isinstance(made, NotCompiled):
+                return False
+            try:
+                return error_of(made.engine.instantiate()) <= 1.0
+            finally:
+                made.close()
+
+        higher = ["f32"]
+        if name != "tf32" and self._parts.target.compute_capability >= _TF32_SINCE:
+            higher.insert(0, "tf32")
+        whole = next((one for one in higher if holds(Precision(one))), None)
+        if whole is None:
+            return None, f"{off}, and in f32 too"
+        if name == "tf32":
+            return Precision(whole), f"{off}: it is computed in {whole}"
+        layers = cuda_layers(imported, self._parts.target, choices, templates=self._parts.templates)
+        found = find_layers_to_keep(
+            layers, name, share, error_of, lambda kept: make(Precision(name, kept, whole)), deadline, tell, dtype=whole
+        )
+        if found.kept is None:
+            return Precision(whole), f"{off}, and no layers to keep in {whole} were found: all are computed so"
+        return Precision(name, found.kept.layers, whole), found.note
 
     # --- an artifact
 
-    def _make(self, imported: Any, choices: Choices, signature: Signature, digest: str) -> Any:
-        """Engine and publisher of the compiled model, or NotCompiled. Raises BuildFailed and LinkFailed."""
-        compiled = compile_cuda_model(imported, self._parts.target, choices, templates=self._parts.templates)
-        scope = scope_of(self._parts.target)
+    def _make(
+        self, imported: ImportedModel, choices: Choices, templates: Templates | None = None
+    ) -> _Engine | NotCompiled:
+        """Compile, see that kernels and constants are in the cache, load the engine from a folder of its own. Raises
+        BuildFailed and LinkFailed."""
+        parts = self._parts
+        compiled = compile_cuda_model(
+            imported, parts.target, choices, templates=parts.templates if templates is None else templates
+        )
         files: dict[str, Path] = {}
         for call in compiled.kernels:
-            self._parts.kernels.get(call.template, call.workload, call.candidate)  # type: ignore[arg-type]
-            entry = self._cache.get("kernels", call.digest, scope)
+            template: Any = call.template
+            parts.kernels.get(template, call.workload, call.candidate)
+            entry = self._cache.get("kernels", call.digest, self._artifacts.scope)
             if not isinstance(entry, Entry):
                 return NotCompiled("failed", f"kernel {call.digest[:12]} is not in the cache ({entry.reason.value})")
             files[call.digest] = entry.files[KERNEL_FILE]
-        constants_digest = None
-        constants = derived_constants(imported)
-        if constants:
-            kept = publish_constants(self._cache, constants)
-            if isinstance(kept, Failure):
-                return NotCompiled("failed", f"its constants could not be kept: {kept.reason.value} ({kept.detail})")
-            constants_digest = kept.digest
-        key = self._key(signature)
-        if key.digest != digest:
-            return NotCompiled("failed", "the server and its tuning process do not agree on the artifact's name")
-        with ExitStack() as held:  # the folder goes when the engine is closed
-            place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hone-artifact-")))
-            toolchain = None if self._parts.target.twin else find_toolchain()
-            exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain)
-            try:
-                engine = TvmCudaEngine.load(
-                    place,
-                    exported.manifest,
-                    model=self._path,
-                    kernels=files,
-                    constants=self._constants,
-                    devices=[self._parts.device],
-                    packed=self._packed,
-                )
-            except EngineError as problem:
-                return NotCompiled("failed", str(problem))
+        constants_digest = self._artifacts.keep_constants(derived_constants(imported))
+        if isinstance(constants_digest, NotCompiled):
+            return constants_digest
+        folder = temporary_folder()
+        place = Path(folder.name)
+        toolchain = None if parts.target.twin else find_toolchain()
+        exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain)
+        try:
+            engine = TvmCudaEngine.load(
+                place,
+                exported.manifest,
+                model=self._path,
+                kernels=files,
+                constants=self._artifacts.constants,
+                devices=[parts.device],
+                packed=self._packed,
+            )
+        except EngineError as problem:
+            folder.cleanup()
+            return NotCompiled("failed", str(problem))
+        return Loaded(engine, exported, folder)
 
-            def publish(told: Mapping[str, Any]) -> str:
-                requires = [
-                    {"kind": kind, "digest": part, "scope": at} for kind, part, at in parts_of(exported.manifest, scope)
-                ]
-                manifest = {**exported.manifest, **told, "key": key.fields, "requires": requires}
-                self._cache.describe(self._device)
-                done = self._cache.publish("artifacts", digest, self._device.digest, dict(exported.files), manifest)
-                return f"{done.reason.value} ({done.detail})" if isinstance(done, Failure) else ""
-
-            return HeldEngine(engine, held.pop_all()), publish
-
-    def _constants(self, digest: str) -> Mapping[str, Any]:
-        entry = self._cache.get("constants", digest)
-        if not isinstance(entry, Entry):
-            raise EngineError(f"constants {digest[:12]} are no longer in the cache")
-        return load_constants(entry)
-
-    def _key(self, signature: Signature) -> Any:
-        spec = self._spec
-        return artifact_key(
-            graph=spec["graph"],
-            signature=signature,
-            precision=spec["precision"],
-            objective=spec["objective"],
-            terms=Terms(spec["tolerance"], spec["margin"], spec["run_threads"], spec["graph_level"]),
-            device=self._device,
-            sources=self._sources,
-        )
-
-
-def _num_builders(spec: Message) -> int:
-    memory_bytes = spec.get("memory_bytes")
-    most = 1 if memory_bytes is not None and int(memory_bytes) < _TWO_COMPILERS_BYTES else 2
-    return max(1, min(most, int(spec.get("build_threads", 1))))
-
-
-def _is_named(told: Any, preset: str) -> bool:
-    """Whether NVML's name, such as "NVIDIA A100-SXM4-80GB", is that of a preset."""
-    words = str(told).lower().replace("-", " ").replace("geforce ", "").replace("rtx ", "rtx").split()
-    return preset in words
-
-
-def _report(counts: SearchCounts, search_seconds: float, compiling: float) -> dict[str, Any]:
-    return {
-        "candidates_built": counts.num_built,
-        "candidates_measured": counts.num_measured,
-        "candidates_failed": counts.num_failed,
-        "candidates_cut": counts.num_cut,
-        "workloads_remembered": counts.num_remembered,
-        "search_seconds": search_seconds,
-        "compile_seconds": counts.build_seconds + time.monotonic() - compiling,
-        "measure_seconds": counts.measure_seconds,
-    }
+    def _finished(
+        self,
+        loaded: _Engine,
+        signature: Signature,
+        digest: str,
+        told: dict[str, Any],
+        note: str = "",
+        *,
+        is_plain: bool = False,
+    ) -> Compiled | NotCompiled:
+        publish = self._artifacts.publisher(loaded, signature, digest, is_plain=is_plain)
+        if isinstance(publish, NotCompiled):
+            loaded.close()
+            return publish
+        return Compiled(loaded.held(), publish, told, note, clock=self._parts.clock)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hone.specialization import Signature, VersionRef
 
-Mode = Literal["build", "gate"]
+Mode = Literal["build", "gate", "plain"]
 
 #: How a child's stage begins while it tries schedules at random, which may take it along: a child that ends there is
 #: followed by one that does without.
 SCHEDULING_STAGE = "trying schedules"
 #: The same while it runs kernels on a GPU: who broke the device is blocked by then, and another child goes on.
 PROFILING_STAGE = "measuring kernels on the GPU"
+#: What people are told of a plain module.
+PLAIN = "a module with plain schedules, until one is searched for"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One specialization to make. `gate` takes an artifact that is there already through the whole gate again."""
+    """One specialization to make. `gate` takes an artifact that is there already through the whole gate again. `plain`
+    makes one without a search, which serves until the one that was searched for is there (GPUs; see `Bucket.plain`)."""
 
     signature: Signature
     digest: str
@@ -79,6 +82,15 @@ class JobQueue:
             del self._jobs[key]
         return list(gone.values())
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of device that jobs wait for."""
+        return {job.device for job in self._jobs.values()}
+
+    def drop(self, kinds: Collection[str]) -> None:
+        """Drop the jobs for these kinds of device."""
+        self._jobs = {key: job for key, job in self._jobs.items() if job.device not in kinds}
+
     def of(self, ref: VersionRef) -> list[Job]:
         return [job for job in self._jobs.values() if job.ref == ref]
 
@@ -104,6 +116,10 @@ class Devices:
         """Each kind once, in the order of the devices."""
         return list(dict.fromkeys(self._kinds.values()))
 
+    def withdraw(self, kinds: Collection[str]) -> None:
+        """None of these kinds is free any more."""
+        self._turn = [name for name in self._turn if self._kinds[name] not in kinds]
+
     def free(self) -> list[tuple[str, str]]:
         """Devices that may take a job, the one that waited longest first; one for each kind that has none running."""
         busy_kinds = {self._kinds[name] for name in self._busy}
@@ -118,8 +134,9 @@ class Devices:
         if self._kinds[name] in {self._kinds[busy] for busy in self._busy}:
             raise ValueError(f"a device of the kind of '{name}' has a job already")
         self._busy.add(name)
-        self._turn.remove(name)
-        self._turn.append(name)
+        if name in self._turn:
+            self._turn.remove(name)
+            self._turn.append(name)
 
     def release(self, name: str) -> None:
         self._busy.discard(name)

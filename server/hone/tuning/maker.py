@@ -1,24 +1,25 @@
-"""Runs jobs in children, one child at a time, until every task has an outcome."""
+"""Runs the jobs of one kind of device in children, one child at a time, until every task has an outcome."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from hone.kernels.memory import free_bytes
 from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer, Starvation
 from hone.tuning.child import Child, JobResult, Limits
 from hone.tuning.inputs import InputSet
-from hone.tuning.jobs import PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
+from hone.tuning.jobs import PLAIN, PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making
 from hone.tuning.options import TunerOptions
 from hone.tuning.ports import Promotion, TunableVersion
 from hone.tuning.promoter import Promoter
-from hone.tuning.record import Record
+from hone.tuning.record import AtWork, Bucket, Record
 from hone.tuning.room import ChildLog, lacks_room
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _WORDS = (
 
 
 class Maker:
-    """Belongs to the tuner's thread, but for `stop`. `attend` is called all the while a child runs."""
+    """Belongs to the tuner's thread, but for `stop`; makers of several kinds of device take turns there."""
 
     def __init__(
         self,
@@ -59,12 +60,16 @@ class Maker:
         device_fields: Mapping[str, Mapping[str, Any]],
         ordinals: Mapping[str, int] | None = None,
         num_cores: int,
-        attend: Callable[[], None],
         samples: Callable[[TunableVersion], Sequence[InputSet]],
         activity: Callable[[], Activity],
         activity_descriptor: int | None,
         clock: Callable[[], float] = time.monotonic,
+        num_sharing: Callable[[], int] = lambda: 1,
+        others_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`num_sharing`: kinds of device that there is work for now, which share cores and memory; `others_bytes` are
+        those that the others' children have."""
+        self._num_sharing, self._others_bytes = num_sharing, others_bytes
         self._book = book
         self._promotion = promotion
         self._promoter = promoter
@@ -72,7 +77,6 @@ class Maker:
         self._device_fields = device_fields
         self._ordinals = dict(ordinals or {})
         self._num_cores = num_cores
-        self._attend = attend
         self._samples = samples
         self._activity = activity
         self._activity_descriptor = activity_descriptor
@@ -85,7 +89,7 @@ class Maker:
         self._careful = False
         self._insistent = False
         self._num_broken = 0
-        self._first_wave = ""
+        self._waves: list[str] = []
         self._child_log = ChildLog()
 
     def at_work(self, ref: VersionRef) -> frozenset[str]:
@@ -96,7 +100,12 @@ class Maker:
 
     @property
     def is_idle(self) -> bool:
-        return self._child is None
+        return self._job is None
+
+    @property
+    def child(self) -> Child | None:
+        """The present one."""
+        return self._child
 
     def is_working_on(self, ref: VersionRef) -> bool:
         return self._job is not None and self._job.ref == ref
@@ -112,9 +121,9 @@ class Maker:
         if child is not None:
             child.cancel("the server stops")
 
-    def make(self, job: Job) -> None:
+    def make(self, job: Job) -> Generator[None, None, None]:
         """Every task gets an outcome, unless the job is cancelled. A task that takes its child along is the only one
-        that suffers: another child goes on with the rest."""
+        that suffers: another child goes on with the rest. Each step waits a moment for the child."""
         self._job = job
         self._careful = self._insistent = False
         self._num_broken = 0
@@ -124,40 +133,43 @@ class Maker:
                 record = self._book.records.get(job.ref)
                 if record is None or record.held:
                     return
-                tasks = self._make_some(record, job, tasks)
+                tasks = yield from self._make_some(record, job, tasks)
             record = self._book.records.get(job.ref)
             if record is not None:
                 self._ask_again_for_room(record)
         finally:
             self._job = None
 
-    def seconds_left(self, record: Record) -> float:
-        """Of a version's time for tuning."""
-        setting = record.tuning.budget_seconds
-        return (self._options.budget.seconds if setting is None else setting) - record.spent_seconds
+    def seconds_left(self, record: Record, device: str) -> float:
+        """Of a version's time for tuning on a kind of device."""
+        setting = record.tuning_on(device).budget_seconds
+        given = self._options.budget.seconds if setting is None else setting
+        return given - record.spent_seconds.get(device, 0.0)
 
-    def _make_some(self, record: Record, job: Job, tasks: Sequence[Task]) -> list[Task]:
+    def _make_some(self, record: Record, job: Job, tasks: Sequence[Task]) -> Generator[None, None, list[Task]]:
         """One child. Returns the tasks that another may still do."""
-        left = self.seconds_left(record)
+        left = self.seconds_left(record, job.device)
         if left <= 0:
-            seconds = left + record.spent_seconds
+            seconds = left + record.spent_seconds.get(job.device, 0.0)
             self._book.fail(record, job.device, tasks, f"its time of {seconds:g} s for tuning is used up")
             return []
-        record.state, record.reason, record.job = "tuning", "starting", {}
+        record.at_work[job.device] = AtWork()
+        record.follow_work()
         self._ends_at = self._clock() + left
         self._book.tell(record)
         making = Making(
             tasks,
-            lambda event: self._heard(record, event),
+            lambda event: self._heard(record, job.device, event),
             lambda task, event: self._specialized(record, job.device, task, event),
         )
         try:
-            result = self._run(record, job, tasks, left, making)
+            result = yield from self._run(record, job, tasks, left, making)
         finally:
             making.close()
-            record.job = {}
+            del record.at_work[job.device]
+            record.follow_work()
         self._promote_first()
-        self._count(record, result)
+        self._count(record, job.device, result)
         if result.outcome == "cancelled":
             self._book.note(record, "cancelled", reason=result.reason)
             return []
@@ -181,28 +193,26 @@ class Maker:
             self._book.fail(record, job.device, blamed, reason)
         return rest
 
-    def _tick(self) -> None:
-        self._promote_first()
-        self._attend()
-
     def _promote_first(self) -> None:
-        """The first wave: what passed first, alone, where nothing tuned serves yet. The rest is promoted when the job
-        ends. See docs/decisions/0007-waves.md."""
-        digest, self._first_wave = self._first_wave, ""
+        """The first wave: what passed first, alone, where nothing tuned serves yet; before it, plain modules as they
+        pass. The rest is promoted when the job ends. See docs/decisions/0007-waves.md."""
+        digests, self._waves = self._waves, []
         record = self._book.records.get(self._job.ref) if self._job is not None else None
-        if digest and record is not None:
-            self._promoter.promote(record.version.ref, only=(digest,))
+        if digests and record is not None:
+            self._promoter.promote(record.version.ref, only=digests)
             self._book.tell(record)
 
-    def _run(self, record: Record, job: Job, tasks: Sequence[Task], seconds: float, making: Making) -> JobResult:
-        budget = self._options.budget
+    def _run(
+        self, record: Record, job: Job, tasks: Sequence[Task], seconds: float, making: Making
+    ) -> Generator[None, None, JobResult]:
+        budget, memory_bytes = self._options.budget, self._memory_of(job)
         spec = self._spec(record, job, tasks, seconds)
         spec["samples"] = making.samples_descriptor(self._samples_of(record.version))
         self._child = Child(
             spec,
-            Limits(seconds, budget.memory_bytes, budget.silence_seconds),
+            Limits(seconds, memory_bytes, budget.silence_seconds, int(spec["memory_bytes"]), self._others_bytes),
             on_event=making.on_event,
-            on_tick=self._tick,
+            on_tick=self._promote_first,
             pacer=Pacer(self._activity) if budget.pause else None,
             starvation=Starvation() if budget.pause and not self._insistent else None,
             descriptors=[d for d in (spec["activity"], spec["samples"]) if d is not None],
@@ -213,12 +223,18 @@ class Maker:
         if self._stopping:
             self._child.cancel("the server stops")
         try:
-            return self._child.run()
+            return (yield from self._child.steps())
         finally:
             self._child = None
 
+    def _memory_of(self, job: Job) -> int:
+        architecture = str(self._device_fields[job.device].get("architecture", ""))
+        return self._options.budget.memory_of_job(architecture, free_bytes())
+
     def _spec(self, record: Record, job: Job, tasks: Sequence[Task], seconds: float) -> dict[str, Any]:
-        version, tuning, budget = record.version, record.tuning, self._options.budget
+        version, tuning, budget = record.version, record.tuning_on(job.device), self._options.budget
+        num_sharing = self._num_sharing()
+        memory_bytes = self._memory_of(job)
         return {
             "model": job.ref.model,
             "version": job.ref.version,
@@ -228,7 +244,8 @@ class Maker:
             "baseline_threads": version.baseline_threads,
             "baseline_gpu": version.baseline_gpu if self._device_fields[job.device].get("kind") == "gpu" else None,
             "ordinal": self._ordinals.get(job.device, 0),
-            "memory_bytes": budget.memory_bytes,
+            # What somebody set is the limit of all that run; else each has its own.
+            "memory_bytes": memory_bytes // num_sharing if budget.memory_is_set else memory_bytes,
             "max_batch_size": version.max_batch_size,
             "kernels_cache": str(self._options.kernels_cache),
             "spare": str(self._options.spare) if self._options.spare is not None else None,
@@ -240,7 +257,7 @@ class Maker:
             "margin": self._options.margin,
             "seconds": seconds,
             "nice": budget.nice,
-            "build_threads": budget.build_threads(self._num_cores),
+            "build_threads": max(1, budget.build_threads(self._num_cores) // num_sharing),
             "run_threads": version.threads_of(self._options.run_threads),
             "cache_bytes": self._options.cache_bytes,
             "activity": self._activity_descriptor,
@@ -251,26 +268,40 @@ class Maker:
                 if bucket.outcome == "passed" and bucket.device == job.device
             ],
             "tasks": [
-                {"signature": task.signature.to_json(), "digest": task.digest, "mode": task.mode} for task in tasks
+                {
+                    "signature": task.signature.to_json(),
+                    "digest": task.digest,
+                    "mode": task.mode,
+                    "plain_speedup": self._plain_speedup(record, job.device, task),
+                }
+                for task in tasks
             ],
         }
+
+    @staticmethod
+    def _plain_speedup(record: Record, device: str, task: Task) -> float | None:
+        """Of the plain module that passed already, which a searched one has to beat; None where there is none."""
+        bucket = record.bucket(device, task.signature)
+        told = bucket.plain_verdict.get("speedup") if bucket is not None and task.digest == bucket.digest else None
+        return float(told) if isinstance(told, int | float) else None
 
     def _samples_of(self, version: TunableVersion) -> Sequence[InputSet]:
         with self._promotion.lease(version.ref) as held:
             return self._samples(version) if held else []
 
-    def _heard(self, record: Record, event: Mapping[str, Any]) -> None:
+    def _heard(self, record: Record, device: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "log":
             self._child_log.hear(event, record.version.ref.model)
             return
         if event["event"] == "stage":
-            progress = event.get("progress")
+            at_work, progress = record.at_work[device], event.get("progress")
             if isinstance(progress, (int, float)):
-                record.progress = min(1.0, max(0.0, float(progress)))
-            record.reason = str(event.get("stage", ""))[:200]
-            record.job |= {name: event[name] for name in _SEARCHED if type(event.get(name)) is int}
+                at_work.progress = min(1.0, max(0.0, float(progress)))
+            at_work.stage = str(event.get("stage", ""))[:200]
+            at_work.searched |= {name: event[name] for name in _SEARCHED if type(event.get(name)) is int}
             # Of the clock on the wall, so it may be more: time in which the child is paused does not count.
-            record.job["seconds_left"] = round(max(0.0, self._ends_at - self._clock()))
+            at_work.seconds_left = round(max(0.0, self._ends_at - self._clock()))
+            record.follow_work()
             self._book.tell(record)
         self._book.hear({**event, "model": record.version.ref.model})
 
@@ -279,6 +310,9 @@ class Maker:
         counters.specializations[str(event["outcome"])] += 1
         counters.add_report(event.get("report"))
         bucket = record.bucket(device, task.signature)
+        if bucket is not None and task.digest == bucket.plain:
+            self._plain_told(record, bucket, event)
+            return
         if bucket is None or bucket.digest != task.digest:
             return  # the settings changed meanwhile: this is for others than are wanted now
         verdict = event.get("verdict")
@@ -287,17 +321,30 @@ class Maker:
         bucket.verdict = dict(verdict) if isinstance(verdict, Mapping) else {}
         numbers = {name: bucket.verdict[name] for name in _TOLD_NUMBERS if bucket.verdict.get(name) is not None}
         self._book.note(record, bucket.outcome, signature=task.signature.text, reason=bucket.reason, **numbers)
-        if bucket.outcome == "passed" and not any(b.generation for b in record.buckets.values() if b.device == device):
-            self._first_wave = self._first_wave or bucket.digest
+        tuned = any(b.generation and not b.serves_plain for b in record.buckets.values() if b.device == device)
+        if bucket.outcome == "passed" and not tuned and not self._waves:
+            self._waves.append(bucket.digest)
         if record.num_remeasured < MAX_REMEASURED and (bucket.provisional or bucket.inconclusive):
             again_in = self._options.remeasure_seconds * 2**record.num_remeasured
             record.remeasure_at = self._clock() + again_in
-        if bucket.outcome != "passed" and bucket.generation:
+        if bucket.outcome != "passed" and bucket.generation and not bucket.serves_plain:
             self._promoter.roll_back(record, bucket, f"measured again: {bucket.reason}", "measured again")
         self._book.tell(record)
 
-    def _count(self, record: Record, result: JobResult) -> None:
-        record.spent_seconds += result.running_seconds
+    def _plain_told(self, record: Record, bucket: Bucket, event: Mapping[str, Any]) -> None:
+        """One that passed is promoted at once, whatever others do: it is there for the time until they are made."""
+        verdict, passed = event.get("verdict"), event["outcome"] == "passed"
+        bucket.plain_verdict = dict(verdict) if passed and isinstance(verdict, Mapping) else {}
+        told = verdict if isinstance(verdict, Mapping) else {}
+        numbers = {name: told[name] for name in _TOLD_NUMBERS if told.get(name) is not None}
+        reason = PLAIN if passed else f"{PLAIN}: {one_line(str(event.get('reason', '')))}"
+        self._book.note(record, str(event["outcome"]), signature=bucket.signature.text, reason=reason, **numbers)
+        if passed:
+            self._waves.append(bucket.plain)
+        self._book.tell(record)
+
+    def _count(self, record: Record, device: str, result: JobResult) -> None:
+        record.spent_seconds[device] = record.spent_seconds.get(device, 0.0) + result.running_seconds
         counters = self._book.counters
         counters.child_seconds += result.running_seconds
         counters.peak_bytes = max(counters.peak_bytes, result.peak_bytes)

@@ -13,7 +13,7 @@ from hone.tuning.watch import Cause
 
 STATES = ("off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed")
 #: Why a generation is rolled back: by the watch, by a verdict that was measured again, by an operator.
-ROLLBACK_CAUSES = (*get_args(Cause), "measured again", "request")
+ROLLBACK_CAUSES = (*get_args(Cause), "measured again", "request", "device lost")
 _REPORTED = {
     "candidates_built": "Candidates that were built",
     "candidates_measured": "Candidates that were measured",

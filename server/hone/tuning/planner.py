@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -45,63 +45,106 @@ class Planner:
         *,
         capture: Capture,
         names: Mapping[str, str] | None = None,
+        plain_key_of: KeyOf | None = None,
     ) -> None:
-        """`kinds` are digests of device keys; `names` are what executors call them."""
+        """`kinds` are digests of device keys; `names` are what executors call them. `plain_key_of` names plain
+        artifacts, for GPUs whose baseline runs on the CPU."""
+        self._plain_key_of = plain_key_of
         self._book = book
-        self._kinds = kinds
+        self._kinds = list(kinds)
         self._names = names or {}
         self._memories = memories
         self._key_of = key_of
         self._traffic = traffic
         self._options = options
         self._capture = capture
+        self._lost = ""
+
+    def lose(self, kinds: Collection[str], reason: str) -> None:
+        """Nothing can be used on these kinds of device any more."""
+        self._kinds = [kind for kind in self._kinds if kind not in kinds]
+        self._lost = reason
 
     def configure(self, record: Record) -> bool:
-        """Read the version's settings. Whether they make artifacts found before useless."""
-        before = record.tuning
+        """Read the version's settings, of each kind of device that it runs on. Whether they make artifacts found before
+        useless."""
+        before = record.tunings
+        record.tunings = {device: self._tuning_on(record, device) for device in self._kinds_of(record)}
+        if not record.tunings:
+            record.reason = self._lost
+        capture = any(tuning.capture and tuning.mode == "on" for tuning in record.tunings.values())
+        self._capture.allow(record.version.ref, capture)
+        return _lasting(before) != _lasting(record.tunings)
+
+    def _tuning_on(self, record: Record, device: str) -> ModelTuning:
+        version = record.version
+        parameters = version.parameters_on(self._names.get(device, CPU))
         try:
-            record.tuning = model_tuning(record.version.parameters, record.version.inputs, self._options.mode)
+            return model_tuning(parameters, version.inputs, self._options.mode)
         except ValueError as problem:
-            record.tuning = ModelTuning(mode="off")
             record.reason = str(problem)
             self._book.note(record, "refused", reason=record.reason)
-        self._capture.allow(record.version.ref, record.tuning.capture and record.tuning.mode == "on")
-        return _lasting(before) != _lasting(record.tuning)
+            return ModelTuning(mode="off")
 
     def wants(self, record: Record) -> list[Job]:
         """Add buckets for signatures that are worth a specialization and have none; the jobs that this takes.
 
         What the cache holds needs no job: its bucket has passed already, or says why not.
         """
-        if record.tuning.mode == "off" or record.held:
+        if record.held:
             return []
-        wanted = self._wanted(record)
         jobs = []
-        for device in self._kinds_of(record):
+        for device, tuning in self._usable(record):
             tasks = []
-            for signature in wanted:
-                if (device, signature) in record.buckets:
+            for signature in self._wanted(record, tuning):
+                bucket = record.buckets.get((device, signature))
+                if bucket is not None and not bucket.again:
                     continue
-                digest = self._key_of(record.version, record.tuning, signature, device)
-                bucket = record.buckets[device, signature] = Bucket(device, signature, digest)
+                digest = self._key_of(record.version, tuning, signature, device)
+                bucket = bucket or Bucket(device, signature, digest)
+                bucket.again = False
+                record.buckets[device, signature] = bucket
                 mode = self._recall(record, bucket)
+                tasks += self._plain_tasks(record, bucket, mode)
                 if mode is not None:
                     tasks.append(Task(signature, digest, mode))
             if tasks:
                 jobs.append(Job(record.version.ref, device, tuple(tasks)))
         return jobs
 
+    def _plain_tasks(self, record: Record, bucket: Bucket, mode: Mode | None) -> list[Task]:
+        """Where a search is to come, or has found nothing, on a GPU whose baseline runs on the CPU: a plain module,
+        known from before or to be made first."""
+        on_gpu = self._names.get(bucket.device, CPU) != CPU and record.version.baseline_gpu is None
+        if (
+            self._plain_key_of is None
+            or not on_gpu
+            or bucket.outcome == "passed"
+            or mode == "gate"
+            or bucket.generation
+        ):
+            return []
+        digest = self._plain_key_of(record.version, record.tuning_on(bucket.device), bucket.signature, bucket.device)
+        known = self._memories[bucket.device].recall(digest)
+        if known.state == "passed":
+            bucket.plain, bucket.plain_verdict = digest, dict(known.verdict)
+        elif mode == "build" and known.state in ("absent", "unproven"):
+            bucket.plain = digest
+            return [Task(bucket.signature, digest, "plain" if known.state == "absent" else "gate")]
+        return []
+
     def known(self, record: Record) -> None:
         """Add buckets for what the cache holds, ready to be promoted, and for nothing else."""
-        if record.tuning.mode == "off":
-            return
-        for device in self._kinds_of(record):
-            for signature in self._wanted(record):
-                digest = self._key_of(record.version, record.tuning, signature, device)
+        for device, tuning in self._usable(record):
+            for signature in self._wanted(record, tuning):
+                digest = self._key_of(record.version, tuning, signature, device)
                 known = self._memories[device].recall(digest)
                 if known.state == "passed":
                     bucket = Bucket(device, signature, digest, "passed", verdict=dict(known.verdict))
                     record.buckets.setdefault((device, signature), bucket)
+
+    def _usable(self, record: Record) -> list[tuple[str, ModelTuning]]:
+        return [(device, tuning) for device, tuning in record.tunings.items() if device in self._kinds]
 
     def _kinds_of(self, record: Record) -> list[str]:
         """Kinds of device that the version runs on."""
@@ -111,17 +154,17 @@ class Planner:
     def anew(self, record: Record) -> list[Job]:
         """Jobs that ask again for all that the version has: what is there already goes through the gate again, the rest
         is made again. What serves goes on serving meanwhile. Who is quarantined stays out."""
-        if record.tuning.mode != "on":
-            return []
         tasks: dict[str, list[Task]] = {}
         for bucket in record.buckets.values():
+            if bucket.device not in self._kinds or record.tuning_on(bucket.device).mode != "on":
+                continue
             memory = self._memories[bucket.device]
             memory.withdraw(bucket.digest)
             known = memory.recall(bucket.digest)
             there = known.state in ("passed", "unproven")
             if known.state == "quarantined" or (self._options.cannot_build and not there):
                 continue
-            if not bucket.generation:
+            if not bucket.generation or bucket.serves_plain:
                 bucket.outcome, bucket.reason, bucket.verdict = "", "", {}
             tasks.setdefault(bucket.device, []).append(
                 Task(bucket.signature, bucket.digest, "gate" if there else "build")
@@ -134,9 +177,9 @@ class Planner:
         return sum(values[task.signature] for task in job.tasks)
 
     def ordered(self, job: Job) -> Job:
-        """With the most valuable first; of those worth the same, smaller batches."""
+        """With plain modules first, then the most valuable; of those worth the same, smaller batches."""
         values = self._values(job)
-        tasks = sorted(job.tasks, key=lambda task: (-values[task.signature], task.signature.rows))
+        tasks = sorted(job.tasks, key=lambda task: (task.mode != "plain", -values[task.signature], task.signature.rows))
         return replace(job, tasks=tuple(tasks))
 
     def _values(self, job: Job) -> dict[Signature, float]:
@@ -152,15 +195,19 @@ class Planner:
     def forget_failures(self, record: Record) -> None:
         """Let failed and unfinished specializations be tried again; verdicts stand."""
         for key, bucket in list(record.buckets.items()):
-            if not bucket.generation and bucket.outcome in ("", "failed"):
+            if bucket.serves_plain and bucket.outcome in ("", "failed"):
+                bucket.again = True
+            elif not bucket.generation and bucket.outcome in ("", "failed"):
                 del record.buckets[key]
 
-    def _wanted(self, record: Record) -> list[Signature]:
+    def _wanted(self, record: Record, tuning: ModelTuning) -> list[Signature]:
         version, ref = record.version, record.version.ref
+        if tuning.mode == "off":
+            return []
         return wanted_signatures(
             version.inputs,
             version.max_batch_size,
-            named=[*record.tuning.signatures, *self._sampled(record)],
+            named=[*tuning.signatures, *self._sampled(record)],
             frequent=self._traffic.frequent(ref.model, ref.version),
         )
 
@@ -192,7 +239,7 @@ class Planner:
             bucket.outcome, bucket.reason = known.state, known.reason
             self._book.note(record, known.state, signature=bucket.signature.text, reason=known.reason, remembered=True)
             return None
-        if record.tuning.mode == "cache" and known.state == "absent":
+        if record.tuning_on(bucket.device).mode == "cache" and known.state == "absent":
             bucket.outcome, bucket.reason = "refused", "it is not in the cache, and tuning is 'cache'"
             return None
         if self._options.cannot_build and known.state == "absent":
@@ -206,6 +253,8 @@ def newest_of(records: Mapping[VersionRef, Record], ref: VersionRef) -> list[Ver
     return [old for old in records if (old.model, old.version) == (ref.model, ref.version) and old != ref]
 
 
-def _lasting(tuning: ModelTuning) -> ModelTuning:
+def _lasting(tunings: Mapping[str, ModelTuning]) -> dict[str, ModelTuning]:
     """Settings without those that change no artifact and no verdict."""
-    return replace(tuning, budget_seconds=None, capture=False, signatures=())
+    return {
+        device: replace(tuning, budget_seconds=None, capture=False, signatures=()) for device, tuning in tunings.items()
+    }

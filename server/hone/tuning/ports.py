@@ -22,7 +22,9 @@ class TunableVersion:
     baseline: Engine
     max_batch_size: int
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of the accelerator named `tvm`."""
+    """Of the accelerator named `tvm`, for kinds of device that `own_parameters` does not name."""
+    own_parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Kind of device, as executors call it -> parameters of the accelerator for it."""
     samples: Callable[[], Sequence[InputSet]] = lambda: ()
     """Real inputs: warm-up data, and captured requests where capture is on. Called on the tuner's thread."""
     graph_level: int = 0
@@ -36,6 +38,10 @@ class TunableVersion:
     """Executions that run side by side; they share the threads out among themselves."""
     served_inputs: tuple[TensorSpec, ...] | None = None
     """The baseline's inputs with what the configuration fixes of shapes that the graph leaves open."""
+
+    def parameters_on(self, kind: str) -> Mapping[str, str]:
+        """What tuning for a kind of device goes by, which is named as executors name it."""
+        return self.own_parameters.get(kind, self.parameters)
 
     def threads_of(self, num_threads: int) -> int:
         """Of so many threads, those of one instance."""

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Literal
 
+from hone.engines.cuda_runtime import CudaError
 from hone.errors import HoneError
 from hone.specialization import Specialization
 from hone.tuning.gate import check_outputs
@@ -26,10 +28,11 @@ _NUM_WARM = 2
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The artifact is not to serve. `wrong` ones gave wrong outputs here, and are to be quarantined."""
+    """The artifact is not to serve. With a `cause` it is to be quarantined: its outputs are wrong here, or it broke the
+    device."""
 
     reason: str
-    wrong: bool = False
+    cause: Literal["", "outputs", "error"] = ""
 
 
 def prepare(
@@ -84,7 +87,8 @@ def _check(
             for _ in range(_NUM_WARM):
                 found = instance.run(inputs.arrays, names)
     except HoneError as problem:
-        return Refused(f"it failed when it was warmed: {problem}")
+        broke = isinstance(problem, CudaError) and problem.is_poisoning
+        return Refused(f"it failed when it was warmed: {problem}", "error" if broke else "")
     checks = check_outputs(
         names,
         {spec.name: spec.datatype for spec in version.outputs},
@@ -95,7 +99,7 @@ def _check(
         inputs=inputs.name,
     )
     wrong = next((check for check in checks if not check.passed), None)
-    return Refused(f"its outputs are wrong as loaded here: {wrong.reason}", wrong=True) if wrong is not None else None
+    return Refused(f"its outputs are wrong as loaded here: {wrong.reason}", "outputs") if wrong is not None else None
 
 
 def _inputs(bucket: Bucket, told: object, samples: Sequence[InputSet], *, batching: bool) -> InputSet | None:

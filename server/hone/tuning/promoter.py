@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from hone.specialization import CPU, Specialization, VersionRef
 from hone.tuning.book import Book
 from hone.tuning.inputs import InputSet
+from hone.tuning.jobs import PLAIN
 from hone.tuning.planner import Memory
 from hone.tuning.ports import EngineLoader, Promotion, TunableVersion
 from hone.tuning.probation import Death, Probation, Served
@@ -65,6 +66,8 @@ class Promoter:
         self._probation = probation
         self._remeasure_seconds = remeasure_seconds
         self._clock = clock
+        self._lost: dict[str, str] = {}
+        """Kinds of device on which nothing can serve any more, and why."""
 
     # --- into service
 
@@ -74,13 +77,18 @@ class Promoter:
         record = self._book.records.get(ref)
         if record is None or record.held:
             return
+        for bucket in record.buckets.values():
+            if bucket.device in self._lost and bucket.waits:
+                self._lose(record, bucket, self._lost[bucket.device])
         waiting = [
             bucket
             for bucket in record.buckets.values()
-            if bucket.outcome == "passed"
-            and not bucket.generation
-            and bucket.digest not in but
-            and (only is None or bucket.digest in only)
+            if bucket.waits and bucket.digest not in but and (only is None or bucket.digest in only)
+        ]
+        waiting += [
+            bucket.as_plain()
+            for bucket in record.buckets.values()
+            if bucket.plain_waits and bucket.plain not in but and (only is None or bucket.plain in only)
         ]
         for device in dict.fromkeys(bucket.device for bucket in waiting):
             began = self._clock()
@@ -113,7 +121,7 @@ class Promoter:
             known = self._memories[device].recall(bucket.digest)
             told = known.entry.manifest.get("domains") if known.entry is not None else None
             running = partial(self._probation.board.running, mark)
-            made = prepare(bucket, told, record.version, record.tuning, samples, self._load, running)
+            made = prepare(bucket, told, record.version, record.tuning_on(device), samples, self._load, running)
             if isinstance(made, Specialization):
                 ready.append(replace(made, device=self._kinds.get(device, CPU), mark=mark))
             else:
@@ -123,16 +131,21 @@ class Promoter:
 
     def _refuse(self, record: Record, bucket: Bucket, refused: Refused) -> None:
         bucket.outcome, bucket.reason = "failed", refused.reason
-        if refused.wrong and self._keep_out(bucket.digest, bucket.device, "outputs", refused.reason):
+        own = record.buckets.get((bucket.device, bucket.signature))
+        if own is not None and own.plain == bucket.digest:
+            own.plain_verdict = {}
+        if refused.cause and self._keep_out(bucket.digest, bucket.device, refused.cause, refused.reason):
             bucket.outcome = "quarantined"
         self._book.note(record, bucket.outcome, signature=bucket.signature.text, reason=refused.reason)
 
     def _promoted(self, record: Record, device: str, one: Specialization, generation: int) -> None:
-        version, tuning = record.version, record.tuning
+        version, tuning = record.version, record.tuning_on(device)
         bucket = record.buckets[device, one.signature]
-        bucket.generation, bucket.reason = generation, str(bucket.verdict.get("note", ""))
+        bucket.promoted(generation, one.artifact)
+        verdict = bucket.plain_verdict if bucket.serves_plain else bucket.verdict
+        bucket.reason = str(verdict.get("note", "")) or (PLAIN if bucket.serves_plain else "")
         self._book.counters.num_promotions += 1
-        speedup = bucket.verdict.get("speedup")
+        speedup = verdict.get("speedup")
         self._book.note(record, "promoted", signature=one.signature.text, generation=generation, speedup=speedup)
         self._watch.begin(
             Watched(
@@ -156,15 +169,32 @@ class Promoter:
 
     def roll_back(self, record: Record, bucket: Bucket, reason: str, cause: str) -> None:
         """Return a bucket to what served before; nothing is held against its artifact."""
-        generation, bucket.generation = bucket.generation, 0
+        generation = bucket.generation
+        bucket.returned()
         self._promotion.roll_back(record.version.ref, generation)
         self._forget(record.version.ref, generation)
         self._book.counters.num_rollbacks[cause] += 1
         self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
 
+    def lose(self, kinds: Collection[str], reason: str) -> None:
+        """These kinds of device are lost: what is on them serves no longer, nothing is held against it, and nothing is
+        promoted there any more."""
+        self._lost.update(dict.fromkeys(kinds, reason))
+        for record in self._book.records.values():
+            for bucket in record.buckets.values():
+                if bucket.device in kinds:
+                    self._lose(record, bucket, reason)
+
+    def _lose(self, record: Record, bucket: Bucket, reason: str) -> None:
+        while bucket.generation:
+            self.roll_back(record, bucket, reason, "device lost")
+        bucket.plain, bucket.plain_verdict, bucket.again = "", {}, False
+        if bucket.outcome in ("", "passed"):
+            bucket.outcome, bucket.reason = "failed", reason
+
     def roll_back_all(self, record: Record, reason: str) -> None:
         for bucket in record.buckets.values():
-            if bucket.generation:
+            while bucket.generation:
                 self.roll_back(record, bucket, reason, "request")
 
     def renew(self, record: Record) -> None:
@@ -179,7 +209,8 @@ class Promoter:
                 with self._promotion.lease(version.ref, bucket.generation) as held:
                     if not held:
                         self._forget(version.ref, bucket.generation)
-                        bucket.generation = 0
+                        bucket.before = 0
+                        bucket.returned()
 
     def forget(self, ref: VersionRef) -> None:
         """The version is gone, and its generations with it."""
@@ -214,8 +245,12 @@ class Promoter:
         record = self._book.records.get(watched.ref)
         for bucket in record.served_by(watched.generation) if record is not None else ():
             assert record is not None
-            bucket.generation = 0
-            bucket.outcome, bucket.reason = "quarantined" if out else "refused", incident.reason
+            if bucket.serves_plain:
+                bucket.plain, bucket.plain_verdict = "", {}
+            else:
+                bucket.outcome = "quarantined" if out else "refused"
+            bucket.reason = incident.reason
+            bucket.returned()
             told = {"signature": bucket.signature.text, "reason": incident.reason}
             self._book.note(record, "rolled_back", generation=watched.generation, **told)
             if out:

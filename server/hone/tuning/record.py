@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hone.specialization import Signature
 from hone.tuning.holding import PAUSED
 from hone.tuning.ports import TunableVersion
-from hone.tuning.settings import ModelTuning
+from hone.tuning.settings import MODES, Mode, ModelTuning
 
 State = Literal["off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed"]
 Outcome = Literal["", "passed", "refused", "unsupported", "failed", "quarantined"]
@@ -31,6 +31,42 @@ class Bucket:
     verdict: dict[str, Any] = field(default_factory=dict)
     generation: int = 0
     """Of the tuned engine that runs it; 0 is the baseline."""
+    artifact: str = ""
+    """What that generation runs."""
+    plain: str = ""
+    """Name of the artifact that serves until the one that is searched for is there; empty where none is wanted."""
+    plain_verdict: dict[str, Any] = field(default_factory=dict)
+    """Of the gate on it; empty while it has not passed."""
+    before: int = 0
+    """Generation of the plain artifact, where another has taken its place: what a roll-back returns to."""
+    again: bool = False
+    """It failed while the plain artifact serves, and is to be made again."""
+
+    @property
+    def serves_plain(self) -> bool:
+        return bool(self.generation) and bool(self.plain) and self.artifact == self.plain
+
+    @property
+    def waits(self) -> bool:
+        """Whether it passed, and does not serve yet."""
+        return self.outcome == "passed" and (not self.generation or self.serves_plain)
+
+    @property
+    def plain_waits(self) -> bool:
+        return bool(self.plain_verdict) and not self.generation and self.outcome != "passed"
+
+    def as_plain(self) -> Bucket:
+        """The plain artifact as a bucket of its own, to be promoted."""
+        return replace(self, digest=self.plain, outcome="passed", reason="", verdict=self.plain_verdict)
+
+    def promoted(self, generation: int, artifact: str) -> None:
+        self.before = self.generation if self.serves_plain else 0
+        self.generation, self.artifact = generation, artifact
+
+    def returned(self) -> None:
+        """To what served before."""
+        self.generation, self.artifact = self.before, self.plain if self.before else ""
+        self.before = 0
 
     @property
     def provisional(self) -> bool:
@@ -41,21 +77,33 @@ class Bucket:
         return self.verdict.get("inconclusive") is True
 
     def to_json(self) -> dict[str, Any]:
+        verdict = self.plain_verdict if self.serves_plain else self.verdict
         return {
             "signature": self.signature.text,
-            "artifact": self.digest,
+            "artifact": self.artifact or self.digest,
             "engine": "tvm" if self.generation else "onnxruntime",
             "generation": self.generation,
-            "baseline_ms": self.verdict.get("baseline_ms"),
-            "tuned_ms": self.verdict.get("tuned_ms"),
-            "speedup": self.verdict.get("speedup"),
-            "max_error": self.verdict.get("max_error"),
-            "tolerance": self.verdict.get("tolerance"),
-            "plans": self.verdict.get("plans") or {},
+            "baseline_ms": verdict.get("baseline_ms"),
+            "tuned_ms": verdict.get("tuned_ms"),
+            "speedup": verdict.get("speedup"),
+            "max_error": verdict.get("max_error"),
+            "tolerance": verdict.get("tolerance"),
+            "plans": verdict.get("plans") or {},
             "provisional": self.provisional or self.inconclusive,
             "outcome": self.outcome,
             "reason": self.reason,
         }
+
+
+@dataclass(slots=True)
+class AtWork:
+    """What a child is at."""
+
+    progress: float = 0.0
+    stage: str = "starting"
+    searched: dict[str, int] = field(default_factory=dict)
+    """How many candidates it has built and the like."""
+    seconds_left: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -63,22 +111,39 @@ class Record:
     """One served version."""
 
     version: TunableVersion
-    tuning: ModelTuning = field(default_factory=ModelTuning)
+    tunings: dict[str, ModelTuning] = field(default_factory=dict)
+    """Settings by the kinds of device (digests of their keys) that it runs on."""
     state: State = "queued"
     reason: str = ""
     progress: float = 0.0
     buckets: dict[tuple[str, Signature], Bucket] = field(default_factory=dict)
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
-    spent_seconds: float = 0.0
-    """Of its time for tuning."""
+    spent_seconds: dict[str, float] = field(default_factory=dict)
+    """Of its time for tuning, by kind of device."""
     held: str = ""
     """Why nothing is done about it until it is started again; empty while all goes on."""
     sampled: list[Signature] | None = None
     """Signatures of its real inputs; None until they were looked at."""
     remeasure_at: float = 0.0
     num_remeasured: int = 0
-    job: dict[str, Any] = field(default_factory=dict)
-    """While a child works on it: what its search has tried so far, and the time that it has left."""
+    at_work: dict[str, AtWork] = field(default_factory=dict)
+    """What children are at for it, by kind of device."""
+
+    def tuning_on(self, device: str) -> ModelTuning:
+        return self.tunings.get(device, ModelTuning(mode="off"))
+
+    @property
+    def mode(self) -> Mode:
+        """The most that is allowed on any kind of device."""
+        return max((tuning.mode for tuning in self.tunings.values()), key=MODES.index, default="off")
+
+    def follow_work(self) -> None:
+        """Tell what children are at, where there are any."""
+        at_work = self.at_work.values()
+        if at_work:
+            self.state = "tuning"
+            self.progress = sum(one.progress for one in at_work) / len(at_work)
+            self.reason = "; ".join(one.stage for one in at_work)
 
     def bucket(self, device: str, signature: Signature) -> Bucket | None:
         return self.buckets.get((device, signature))
@@ -88,7 +153,7 @@ class Record:
 
     def settle(self) -> None:
         """The state that follows from the buckets, when nothing is to be done."""
-        if self.tuning.mode == "off":
+        if self.mode == "off":
             self.state = "off"
             return
         buckets = self.buckets.values()
@@ -116,10 +181,20 @@ class Record:
             "state": self.state,
             "progress": round(self.progress, 4),
             "reason": self.reason,
-            "job": dict(self.job),
+            "job": self._job(),
             "buckets": [bucket.to_json() for bucket in self.buckets.values()],
             "history": list(self.history),
         }
+
+    def _job(self) -> dict[str, Any]:
+        """Of all children: what they have tried so far, and the time that the one has left that has most."""
+        told: dict[str, Any] = {}
+        for one in self.at_work.values():
+            for name, number in one.searched.items():
+                told[name] = told.get(name, 0) + number
+            if one.seconds_left is not None:
+                told["seconds_left"] = max(told.get("seconds_left", 0), one.seconds_left)
+        return told
 
     def _is_tuned(self) -> bool:
         return any(bucket.generation for bucket in self.buckets.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hone.compiler.metaschedule import RemainingFunction, SearchResult, remaining_functions, search_schedule
@@ -18,22 +18,36 @@ from hone.tuning.artifacts import Sources, toolchain_of
 from hone.tuning.jobs import SCHEDULING_STAGE
 from hone.tuning.search import SearchCounts
 
-#: Functions below this, of one inference together, are not worth a search: their plain schedule is close to memory's
-#: speed, or they are too short to matter.
-_MIN_MICROSECONDS = 300.0
 _MIN_SHARE = 0.05
-_MAX_FUNCTION_SECONDS = 30.0
-_MIN_FUNCTION_SECONDS = 5.0
 
 
-class ScheduleSearch:
-    """Decides functions for one device."""
+Tell = Callable[[int, float, float], None]
+"""Hears of trials done, best and plain microseconds."""
 
-    def __init__(self, cache: KernelsCache, device: DeviceKey, target: CpuTarget, sources: Sources) -> None:
+
+class FunctionSearch:
+    """Decides functions for one device; which those are and how one is searched is the device's own (see below)."""
+
+    max_function_seconds = 30.0
+    min_function_seconds = 5.0
+    #: Functions below this, of one inference together, are not worth a search: their plain schedule is close to
+    #: memory's speed, or they are too short to matter.
+    min_microseconds = 300.0
+
+    def __init__(self, cache: KernelsCache, device: DeviceKey, sources: Sources, told: Mapping[str, Any]) -> None:
+        """`told`: what the decision depends on besides the function and the device."""
         self._cache = cache
         self._device = device
-        self._target = target
         self._sources = sources
+        self._told = dict(told)
+
+    def find(self, model: Any) -> list[RemainingFunction]:
+        """What templates leave of a model, the heaviest first."""
+        raise NotImplementedError
+
+    def search(self, function: RemainingFunction, seconds: float, tell: Tell) -> SearchResult | None:
+        """None where it cannot be tried now, which says nothing of the function."""
+        raise NotImplementedError
 
     def decide(
         self, model: Any, seconds: float, counts: SearchCounts, tell: Callable[[float, str], None]
@@ -41,14 +55,14 @@ class ScheduleSearch:
         """Traces by the function's digest, of those where one is better than the plain schedule. Functions left when
         the time is up keep the plain one, and are searched another time."""
         deadline = time.monotonic() + seconds
-        heavy = _heavy(remaining_functions(model, self._target))
+        heavy = self._heavy(self.find(model))
         found: dict[str, str] = {}
         for i, function in enumerate(heavy):
             known, trace = self._recall(function)
-            left = min(_MAX_FUNCTION_SECONDS, (deadline - time.monotonic()) / (len(heavy) - i))
+            left = min(self.max_function_seconds, (deadline - time.monotonic()) / (len(heavy) - i))
             if known:
                 counts.num_remembered += 1
-            elif left >= _MIN_FUNCTION_SECONDS:
+            elif left >= self.min_function_seconds:
                 trace = self._search(function, left, counts, lambda text, i=i: tell(i / len(heavy), text))  # type: ignore[misc]
             if trace is not None:
                 found[function.digest] = trace
@@ -56,9 +70,7 @@ class ScheduleSearch:
 
     def recall(self, model: Any) -> dict[str, str]:
         """What is decided, by the function's digest; nothing is searched."""
-        known = {
-            function.digest: self._recall(function)[1] for function in _heavy(remaining_functions(model, self._target))
-        }
+        known = {function.digest: self._recall(function)[1] for function in self._heavy(self.find(model))}
         return {digest: trace for digest, trace in known.items() if trace is not None}
 
     def _search(
@@ -70,7 +82,9 @@ class ScheduleSearch:
         def told(num_trials: int, best_us: float, plain_us: float) -> None:
             tell(f"{SCHEDULING_STAGE} of {function.name}: {num_trials} tried, best {best_us:.1f} of {plain_us:.1f} us")
 
-        result = search_schedule(function, self._target, seconds, tell=told)
+        result = self.search(function, seconds, told)
+        if result is None:
+            return None
         counts.num_built += result.num_trials
         counts.num_measured += result.num_trials - result.num_failed
         counts.num_failed += result.num_failed
@@ -102,20 +116,30 @@ class ScheduleSearch:
 
     def _key(self, function: RemainingFunction) -> DecisionKey:
         return DecisionKey(
-            workload={"function": function.digest, "threads": self._target.num_threads},
+            workload={"function": function.digest, **self._told},
             templates_sha256=self._sources.pipeline_sha256,
             precision="f32",
             device=self._device.digest,
             toolchain=toolchain_of(self._device),
         )
 
+    def _heavy(self, functions: Sequence[RemainingFunction]) -> list[RemainingFunction]:
+        """Those that one inference spends a fair share of its time on, the heaviest first; each digest once."""
+        total = sum(function.microseconds * function.num_calls for function in functions)
+        unique = {function.digest: function for function in functions}.values()
+        least = max(self.min_microseconds, _MIN_SHARE * total)
+        return [function for function in unique if function.microseconds * function.num_calls >= least]
 
-def _heavy(functions: Sequence[RemainingFunction]) -> list[RemainingFunction]:
-    """Those that one inference spends a fair share of its time on, the heaviest first; each digest once."""
-    total = sum(function.microseconds * function.num_calls for function in functions)
-    unique = {function.digest: function for function in functions}.values()
-    return [
-        function
-        for function in unique
-        if function.microseconds * function.num_calls >= max(_MIN_MICROSECONDS, _MIN_SHARE * total)
-    ]
+
+class ScheduleSearch(FunctionSearch):
+    """On the CPU."""
+
+    def __init__(self, cache: KernelsCache, device: DeviceKey, target: CpuTarget, sources: Sources) -> None:
+        super().__init__(cache, device, sources, {"threads": target.num_threads})
+        self._target = target
+
+    def find(self, model: Any) -> list[RemainingFunction]:
+        return remaining_functions(model, self._target)
+
+    def search(self, function: RemainingFunction, seconds: float, tell: Tell) -> SearchResult:
+        return search_schedule(function, self._target, seconds, tell=tell)

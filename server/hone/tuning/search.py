@@ -108,6 +108,17 @@ class Search:
                 found[workload.digest] = candidate
         return found
 
+    def ranking(self, workload: Workload) -> dict[str, Any] | None:
+        """What was measured of a workload, as it is kept; None where nothing is."""
+        entry = self.cache.get("decisions", self._key(workload).digest, self.device.digest)
+        if not isinstance(entry, Entry):
+            return None
+        try:
+            told: dict[str, Any] = json.loads(entry.files[_RANKING].read_bytes())
+        except (OSError, ValueError, KeyError):
+            return None  # evicted meanwhile, or not understood
+        return told
+
     @property
     def roofline(self) -> Roofline:
         """The machine's limits, from the cache or measured now. Raises BuildFailed."""
@@ -251,7 +262,7 @@ def recall_roofline(cache: KernelsCache, device: DeviceKey, target: CpuTarget) -
 def _roofline_key(device: DeviceKey, target: CpuTarget) -> DecisionKey:
     """Part of the device key's record: it hangs on the machine and the threads alone."""
     return DecisionKey(
-        workload={"op": "roofline", "version": 1, "threads": target.num_threads},
+        workload={"op": "roofline", "version": 4, "threads": target.num_threads},
         templates_sha256="",
         precision="f32",
         device=device.digest,

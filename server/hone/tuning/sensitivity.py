@@ -1,7 +1,9 @@
 """Which layers of a model must stay in float32 for its outputs to stay within the tolerance: found by measuring.
 
-All layers in low precision make an error; each stretch of layers makes a part of it. The worst stretches are kept in
-float32 until the rest passes, and then given back in halves as long as it still does. In the child only.
+Two ways. Where asking what a set of layers does to the outputs is cheap (bfloat16: operands are rounded in a model that
+is built once), each layer is measured alone, those that do the most harm for the least arithmetic are kept until the
+rest passes, and then given back one by one as long as it still does. Where every question costs a compilation,
+stretches of layers take the place of single ones. In the child only.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from hone.specialization import Signature
 from hone.tuning.gate import check_outputs
 from hone.tuning.trial import Evidence
-from hone.types import EngineInstance, TensorSpec
+from hone.types import Array, EngineInstance, TensorSpec
 
 #: Stretches that are measured by themselves at first.
 _NUM_STRETCHES = 8
@@ -31,6 +33,63 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """`effects` are the errors with one layer lowered and all others in float32, by layer, as shares of what is
+    allowed; `whole` is the error with all lowered."""
+
+    effects: tuple[float, ...]
+    whole: float
+
+
+def measure_effects(num_layers: int, error: Error) -> Sensitivity | None:
+    """Each layer's effect; None where time was up before. `error` is asked `num_layers` + 1 times."""
+    everything = frozenset(range(num_layers))
+    whole = error(frozenset())
+    effects = [error(everything - {layer}) for layer in range(num_layers)] if whole is not None else []
+    told = [effect for effect in effects if effect is not None]
+    return None if whole is None or len(told) < num_layers else Sensitivity(tuple(told), whole)
+
+
+def find_smallest(sensitivity: Sensitivity, costs: Sequence[float], error: Error, goal: float) -> Kept | None:
+    """The layers to keep for an error of at most `goal`, of little cost in all (their arithmetic, say): those first
+    that do the most harm for their cost. None where only float32 throughout would do, or time was up before a first
+    answer.
+
+    Errors of layers add up by their squares, about; so the sum says where to look first, and `error` what holds: it is
+    asked some 2 log2(layers) times, and then once for each layer that may be given back.
+    """
+    effects = sensitivity.effects
+    # What is too far off alone has to be kept whatever it costs.
+    order = sorted(
+        range(len(effects)), key=lambda at: (effects[at] <= goal, -(effects[at] ** 2) / max(costs[at], 1.0), at)
+    )
+    left = [math.hypot(*(effects[at] for at in order[num:])) for num in range(len(order) + 1)]
+    low, high = 0, len(order)  # keeping `low` is not enough; keeping `high`, all of them, is no low precision
+    at = min(max(1, next(num for num, share in enumerate(left) if share <= goal)), high - 1)
+    found: Kept | None = None
+    while low < at < high:
+        kept = frozenset(order[:at])
+        share = error(kept)
+        if share is None:
+            return found
+        if share <= goal:
+            found, high = Kept(kept, share), at
+        else:
+            low = at
+        at = (low + high) // 2
+    if found is None:
+        return None
+    for layer in sorted(found.layers, key=lambda layer: -costs[layer]):
+        fewer = found.layers - {layer}
+        share = error(fewer) if fewer else math.inf
+        if share is None:
+            break
+        if share <= goal:
+            found = Kept(fewer, share)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class OutputError:
     """How far an engine's outputs are from the baseline's, as a share of the tolerance: at most 1 passes the gate."""
 
@@ -43,6 +102,11 @@ class OutputError:
     def __call__(self, engine: EngineInstance) -> float:
         """Raises HoneError when the engine fails."""
         names = [spec.name for spec in self.outputs]
+        return self.of(lambda arrays: engine.run(arrays, names))
+
+    def of(self, run: Callable[[Mapping[str, Array]], Sequence[Array]]) -> float:
+        """The same for anything that makes the outputs of inputs, in their order."""
+        names = [spec.name for spec in self.outputs]
         datatypes: Mapping[str, str] = {spec.name: spec.datatype for spec in self.outputs}
         worst = 0.0
         for one, expected in zip(self.evidence.sets, self.evidence.expected, strict=True):
@@ -50,7 +114,7 @@ class OutputError:
                 names,
                 datatypes,
                 expected,
-                engine.run(one.arrays, names),
+                run(one.arrays),
                 precision=self.precision,
                 tolerance=self.tolerance,
                 inputs=one.name,

@@ -9,7 +9,7 @@ from hone.engines.onnxruntime import OnnxRuntimeEngine
 from hone.engines.placed import PlacedEngine
 from hone.errors import HoneError
 from hone.protos import config_pb
-from hone.repository import warmup_samples
+from hone.repository import narrowed, warmup_samples
 from hone.serving.model import ServedModel, num_instances
 from hone.serving.registry import ModelRegistry
 from hone.specialization import CPU
@@ -41,22 +41,21 @@ class ServedVersions:
                 path=model.definition.versions[model.version],
                 baseline=model.slot.baseline.engine,
                 max_batch_size=model.config.max_batch_size,
-                parameters=self._parameters(model),
+                own_parameters={kind: self._parameters(model, kind) for kind, _ in model.places},
                 samples=_Samples(model),
                 graph_level=model.config.optimization.graph.level,
                 kinds=frozenset(kind for kind, _ in model.places),
                 baseline_gpu=_gpu(model.slot.baseline.engine),
                 baseline_threads=_num_threads(model.slot.baseline.engine),
                 num_instances=num_instances(model.config),
-                served_inputs=model.engine_inputs,
+                served_inputs=narrowed(model.slot.baseline.engine.inputs, model.config),
             )
         return known
 
-    def _parameters(self, model: ServedModel) -> dict[str, str]:
-        gpus = [kind for kind, _ in model.places if kind != CPU]
-        parameters = accelerator_parameters(model.config, gpu=bool(gpus))
-        if gpus and gpus[0] in self._precisions:
-            parameters.setdefault("precision", self._precisions[gpus[0]])
+    def _parameters(self, model: ServedModel, kind: str) -> dict[str, str]:
+        parameters = accelerator_parameters(model.config, gpu=kind != CPU)
+        if kind in self._precisions:
+            parameters.setdefault("precision", self._precisions[kind])
         return parameters
 
 
@@ -89,8 +88,8 @@ class _Samples:
 
 
 def accelerator_parameters(config: config_pb.ModelConfig, *, gpu: bool = False) -> dict[str, str]:
-    """Parameters of the accelerator named `tvm`, of the GPU where the model runs on one; none where the configuration
-    has no such accelerator."""
+    """Parameters of the accelerator named `tvm` for instances on the CPU or on GPUs; none where the configuration has
+    no such accelerator."""
     accelerators = config.optimization.execution_accelerators
     for accelerator in accelerators.gpu_execution_accelerator if gpu else accelerators.cpu_execution_accelerator:
         if accelerator.name == ACCELERATOR:

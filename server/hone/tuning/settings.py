@@ -11,7 +11,7 @@ from hone.tuning.signatures import parse_signatures
 from hone.types import TensorSpec
 
 Mode = Literal["off", "cache", "on"]
-_MODES: tuple[Mode, ...] = ("off", "cache", "on")
+MODES: tuple[Mode, ...] = ("off", "cache", "on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ def model_tuning(parameters: Mapping[str, str], inputs: Sequence[TensorSpec], se
     """From the accelerator's parameters, whose form the repository has checked. What the server is told not to do, a
     model cannot turn on. Raises ValueError naming the parameter."""
     mode = parameters.get("tuning", "on")
-    if mode not in _MODES:
-        raise ValueError(f"tuning: expected one of {', '.join(_MODES)}, found '{mode}'")
+    if mode not in MODES:
+        raise ValueError(f"tuning: expected one of {', '.join(MODES)}, found '{mode}'")
     try:
         signatures = tuple(parse_signatures(parameters.get("signatures", ""), inputs))
     except ValueError as problem:
         raise ValueError(f"signatures: {problem}") from problem
     return ModelTuning(
-        mode=min(_MODES[_MODES.index(mode)], server_mode, key=_MODES.index),
+        mode=min(MODES[MODES.index(mode)], server_mode, key=MODES.index),
         precision=parameters.get("precision", "f32"),
         tolerance=_number(parameters, "tolerance"),
         budget_seconds=_number(parameters, "budget_seconds"),

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from hone.engines.cuda_runtime import CudaError
+from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
-from hone.errors import HoneError
+from hone.engines.onnxruntime_cuda import load_baseline
+from hone.errors import DeviceLost, HoneError
 from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.domains import derive_domains
@@ -34,7 +37,7 @@ Emit = Callable[..., None]
 Outcome = Literal["passed", "refused", "unsupported", "failed"]
 
 #: Shares of one specialization's progress.
-_COMPILE_SHARE, _CHECK_SHARE = 0.7, 0.75
+_COMPILE_SHARE, _CHECK_SHARE, _PADDED_SHARE, _PLANS_SHARE = 0.7, 0.75, 0.9, 0.95
 _PLAN_SECONDS = 30.0
 
 
@@ -78,6 +81,14 @@ class Compile(Protocol):
 
     def load(self, digest: str) -> Compiled | NotCompiled:
         """The artifact of that name, which is in the cache already; its `publish` marks it as proven here."""
+
+
+@runtime_checkable
+class PlainCompile(Protocol):
+    """What the compile step of GPUs does besides."""
+
+    def build_plain(self, signature: Signature, digest: str, tell: Told) -> Compiled | NotCompiled:
+        """Compile without a search and without kernels, as quickly as can be. `digest` names the artifact."""
 
 
 class Ledger(Protocol):
@@ -147,19 +158,25 @@ def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Led
     """Every task of the job in order. Raises what only a broken model file or job can raise."""
     work = Work.from_spec(spec)
     emit("stage", stage="loading the baseline", progress=0.0)
-    baseline = OnnxRuntimeEngine.load(work.path, baseline_settings(spec))
+    settings = baseline_settings(spec)
+    transfers = CudaTransfers.load() if settings.gpu is not None else None
+    baseline = load_baseline(work.path, settings, transfers, falls_back=False)
     tasks = spec["tasks"]
     began = time.monotonic()
     passed_rows: list[int] = [int(rows) for rows in spec.get("passed_rows", ())]
+    plain_speedups: dict[Signature, float] = {}
     for i, task in enumerate(tasks):
         signature = Signature.from_json(task["signature"])
         remaining = max(1.0, work.seconds - (time.monotonic() - began)) / (len(tasks) - i)
         told = _Progress(emit, i, len(tasks), signature)
         below = max((rows for rows in passed_rows if rows < signature.rows), default=0)
-        one = _Specializing(work, baseline, compile_step, ledger, told, signature, below)
-        outcome = one.run(task["digest"], task["mode"], remaining)
+        mode, to_beat = task["mode"], plain_speedups.get(signature, task.get("plain_speedup"))
+        one = _Specializing(work, baseline, compile_step, ledger, told, signature, below, to_beat)
+        outcome = one.run(task["digest"], mode, remaining)
         if outcome["outcome"] == "passed":
             passed_rows.append(signature.rows)
+            if mode == "plain":
+                plain_speedups[signature] = float(outcome["verdict"]["speedup"])
         emit("specialized", index=i, **outcome)
 
 
@@ -194,6 +211,8 @@ class _Specializing:
     signature: Signature
     below: int
     """Batch size of the next smaller bucket that passed."""
+    to_beat: float | None = None
+    """Speed-up of the plain module that serves meanwhile: what is not faster does not take its place."""
 
     def run(self, digest: str, mode: str, seconds: float) -> dict[str, Any]:
         """The outcome as an event's fields."""
@@ -206,18 +225,22 @@ class _Specializing:
             self.told(0.0, "waiting for another process that makes the same", num_waits=num_waits)
 
         with self.ledger.lock(digest, waiting):
-            known = self.ledger.known(digest) if mode == "build" else None
+            known = self.ledger.known(digest) if mode != "gate" else None
             if known is not None:  # another server made it while this one waited
                 outcome, reason, verdict = known
                 return {"outcome": outcome, "reason": reason, "verdict": dict(verdict), "report": {}}
             return self._make(digest, mode, seconds)
 
     def _make(self, digest: str, mode: str, seconds: float) -> dict[str, Any]:
-        compiled = (
-            self.compile_step.load(digest)
-            if mode == "gate"
-            else self.compile_step.build(self.signature, digest, seconds, self._tell_compiling)
-        )
+        compiled: Compiled | NotCompiled
+        if mode == "gate":
+            compiled = self.compile_step.load(digest)
+        elif mode == "plain":
+            if not isinstance(self.compile_step, PlainCompile):
+                raise TypeError("a plain module was asked for on a device that has none")
+            compiled = self.compile_step.build_plain(self.signature, digest, self._tell_compiling)
+        else:
+            compiled = self.compile_step.build(self.signature, digest, seconds, self._tell_compiling)
         if isinstance(compiled, NotCompiled):
             if compiled.outcome == "unsupported":
                 self.ledger.keep_refusal(digest, "unsupported", compiled.reason, {})
@@ -231,13 +254,14 @@ class _Specializing:
         self.told(_COMPILE_SHARE, "comparing outputs")
         domains: Any = derive_domains(self.work.path, self.signature.specs)
         batching = self.work.max_batch_size > 0
+        baseline = self.baseline.instantiate()
         evidence = gather(
-            self.baseline, self.baseline.outputs, self.signature, domains, self.work.samples, batching=batching
+            baseline, self.baseline.outputs, self.signature, domains, self.work.samples, batching=batching
         )
         if isinstance(evidence, NoTrial):
             return _outcome("refused", f"its outputs cannot be checked: {evidence.reason}", report=compiled.report)
         trial = Trial(
-            self.baseline,
+            baseline,
             compiled.engine.instantiate(),
             self.baseline.outputs,
             self.signature,
@@ -262,9 +286,18 @@ class _Specializing:
             if verdict.is_certain:
                 self.ledger.keep_refusal(digest, "refused", verdict.reason, told)
             return _outcome("refused", verdict.reason, verdict=told, report=compiled.report)
+        speedup = verdict.comparison.speedup if verdict.comparison is not None else None
+        if self.to_beat is not None and speedup is not None and speedup <= self.to_beat:
+            told["passed"] = False
+            reason = (
+                f"no faster than the module with plain schedules: {speedup:.3g} times the baseline's speed, that one"
+                f" has {self.to_beat:.3g} times"
+            )
+            self.ledger.keep_refusal(digest, "refused", reason, told)
+            return _outcome("refused", reason, verdict=told, report=compiled.report)
         min_rows = self.signature.rows
         if batching and self.signature.rows - self.below > 1:
-            self.told(_CHECK_SHARE, "measuring padded batches", paced=True)
+            self.told(_PADDED_SHARE, "measuring padded batches", paced=True)
             min_rows = trial.smallest_padded(self.below)
         told["min_rows"] = min_rows if batching else 0
         told["plans"] = self._plans(compiled, trial)
@@ -287,6 +320,8 @@ class _Specializing:
             try:
                 measured = trial.measure()
             except HoneError as problem:
+                if isinstance(problem, DeviceLost) or (isinstance(problem, CudaError) and problem.is_poisoning):
+                    raise  # this process can measure nothing more on the GPU: another one goes on
                 measured = NotMeasured(f"it failed while it was measured: {problem}")
         return judge(checks, measured, self.work.margin)
 
@@ -294,7 +329,7 @@ class _Specializing:
         """What instances and threads give, and which plan is better for which objective."""
         if compiled.instances_of is None:
             return {}
-        self.told(_CHECK_SHARE, "measuring instances against threads", paced=True)
+        self.told(_PLANS_SHARE, "measuring instances against threads", paced=True)
         names = [spec.name for spec in self.baseline.outputs]
         rows = self.signature.rows if self.work.max_batch_size > 0 else 0
         try:
@@ -308,7 +343,7 @@ class _Specializing:
         self.told(share * _COMPILE_SHARE, stage, **details)
 
     def _tell_measuring(self, share: float) -> None:
-        self.told(_CHECK_SHARE + share * (1 - _CHECK_SHARE), "measuring", paced=True)
+        self.told(_CHECK_SHARE + share * (_PADDED_SHARE - _CHECK_SHARE), "measuring", paced=True)
 
 
 def _outcome(

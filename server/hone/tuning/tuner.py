@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from hone.errors import InvalidRequest
-from hone.specialization import VersionRef
+from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
 from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds
-from hone.tuning.jobs import Devices, Job, JobQueue
+from hone.tuning.jobs import Devices, JobQueue
+from hone.tuning.lanes import Lanes
 from hone.tuning.maker import MAX_REMEASURED, Maker, jobs_to_ask_again
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.planner import KeyOf, Memory, Planner, newest_of
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 ACTIONS = ("start", "retune", *HOLDS)
 
 _TICK_SECONDS = 1.0
+#: Between learning that a GPU is lost and holding nothing against anybody any more.
+_LOSS_SECONDS = 1.0
 _WATCH_TICK_SECONDS = 0.1
 
 
@@ -41,7 +45,8 @@ def _utc_now() -> str:
 
 
 class Tuner:
-    """Owns the queue, the choices and at most one child. `start` and `stop` it; `wake` it when models changed.
+    """Owns the queue, the choices and at most one child for each kind of device. `start` and `stop` it; `wake` it when
+    models changed.
 
     All state belongs to the tuner's thread; `status` reads finished snapshots and `act` leaves a note, so that neither
     waits for work, and no lock is needed.
@@ -56,6 +61,7 @@ class Tuner:
         memories: Mapping[str, Memory],
         quarantine: Quarantine,
         key_of: KeyOf,
+        plain_key_of: KeyOf | None = None,
         load: EngineLoader,
         watch: Watch,
         probation: Probation,
@@ -69,7 +75,12 @@ class Tuner:
         utc: Callable[[], str] = _utc_now,
         num_cores: int | None = None,
         upkeep: Callable[[], object] = lambda: None,
+        lost: Callable[[], str] = lambda: "",
     ) -> None:
+        """`lost`: why this process can use its GPUs no longer; empty while it can."""
+        self._lost = lost
+        self._lost_since: float | None = None
+        self._gpu_kinds = frozenset(device.key for device in devices if device.kind != CPU)
         self._models = models
         self._traffic = traffic
         self._probation = probation
@@ -89,6 +100,7 @@ class Tuner:
             options,
             capture=watch.capture,
             names={device.key: device.kind for device in devices},
+            plain_key_of=plain_key_of,
         )
         self._queue = JobQueue(self._planner.gain)
         self._promoter = Promoter(
@@ -104,18 +116,26 @@ class Tuner:
             remeasure_seconds=options.remeasure_seconds,
             clock=clock,
         )
-        self._maker = Maker(
-            self._book,
-            promotion,
-            self._promoter,
-            options=options,
-            device_fields={device.key: device.fields for device in devices},
-            ordinals={device.key: device.ordinal for device in reversed(devices)},
-            num_cores=num_cores or len(os.sched_getaffinity(0)),
-            attend=self.attend,
-            samples=self._planner.samples,
-            activity=activity,
-            activity_descriptor=activity_descriptor,
+        self._lanes = Lanes(
+            {
+                kind: Maker(
+                    self._book,
+                    promotion,
+                    self._promoter,
+                    options=options,
+                    device_fields={device.key: device.fields for device in devices},
+                    ordinals={device.key: device.ordinal for device in reversed(devices)},
+                    num_cores=num_cores or len(os.sched_getaffinity(0)),
+                    samples=self._planner.samples,
+                    activity=activity,
+                    activity_descriptor=activity_descriptor,
+                    clock=clock,
+                    num_sharing=self._num_sharing,
+                    others_bytes=partial(self._others_bytes, kind),
+                )
+                for kind in self._devices.kinds
+            },
+            on_cpu=[device.key for device in devices if device.kind == CPU],
             clock=clock,
         )
         self._commands: deque[tuple[Place, str, Future[None]]] = deque()
@@ -136,7 +156,7 @@ class Tuner:
     def stop(self, timeout_seconds: float = 60.0) -> bool:
         """End the child and the thread; what is on probation has neither passed nor failed. False at the timeout."""
         self._stopping.set()
-        self._maker.stop()
+        self._lanes.stop()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds)
@@ -188,21 +208,23 @@ class Tuner:
                 busy = False
             if not busy and not self._stopping.is_set():
                 self._wake.wait(_WATCH_TICK_SECONDS if self._watch.watched() else _TICK_SECONDS)
+        self._lanes.close()
 
     def step(self) -> bool:
-        """Take the most valuable job, make its specializations in a child (compile, gate, publish), and promote those
-        that passed. What the cache knows already is promoted on arrival. False when there is nothing to make."""
+        """On each kind of device, take the most valuable job, make its specializations in a child (compile, gate,
+        publish), and promote those that passed; all a little further with each step. What the cache knows already is
+        promoted on arrival. False when there is nothing to make."""
         self.attend()
-        taken = self._take()
-        if taken is None:
+        for device, kind in self._devices.free():
+            job = self._queue.take(kind)
+            if job is not None:
+                self._devices.acquire(device)
+                self._lanes.begin(kind, device, self._planner.ordered(job))
+        if self._lanes.is_idle:
             return False
-        device, job = taken
-        self._devices.acquire(device)
-        try:
-            self._maker.make(self._planner.ordered(job))
-        finally:
+        for device, job in self._lanes.step():
             self._devices.release(device)
-        self._finish(job.ref)
+            self._finish(job.ref)
         return True
 
     def attend(self) -> None:
@@ -213,8 +235,9 @@ class Tuner:
             self._wake.clear()
             self._next_look = now + _TICK_SECONDS
             self._follow_models()
-        self._promoter.follow_watch(idle=self._maker.is_idle)
-        if now >= self._next_upkeep and self._maker.is_idle:  # a child may be using what would move
+        self._promoter.follow_watch(idle=self._lanes.is_idle)
+        self._follow_loss(now)
+        if now >= self._next_upkeep and self._lanes.is_idle:  # a child may be using what would move
             self._next_upkeep = now + self._options.upkeep_seconds
             self._upkeep()
         if now >= self._next_frequent:
@@ -223,16 +246,16 @@ class Tuner:
                 self._plan(record)
         self._follow_quiet(now)
 
-    def _take(self) -> tuple[str, Job] | None:
-        for device, kind in self._devices.free():
-            job = self._queue.take(kind)
-            if job is not None:
-                return device, job
-        return None
+    def _num_sharing(self) -> int:
+        """Kinds of device that there is work for."""
+        return max(1, len({*self._lanes.busy, *self._queue.kinds}))
+
+    def _others_bytes(self, kind: str) -> int:
+        return self._lanes.resident_bytes(but=kind)
 
     def _finish(self, ref: VersionRef) -> None:
         self._follow_models()  # it may have been reloaded with another configuration since the last look
-        self._promoter.promote(ref)
+        self._promoter.promote(ref, but=self._lanes.at_work(ref))
         record = self._book.records.get(ref)
         if record is not None:
             self._settle(record)
@@ -277,11 +300,11 @@ class Tuner:
             self._drop(record, "its tuning settings changed")
             record.buckets.clear()
         self._plan(record)
-        self._promoter.promote(record.version.ref, but=self._maker.at_work(record.version.ref))
+        self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
         self._settle(record)
 
     def _leave(self, ref: VersionRef) -> None:
-        self._maker.cancel(ref, "the model was unloaded or replaced")
+        self._lanes.cancel(ref, "the model was unloaded or replaced")
         self._queue.cancel(ref)
         self._promoter.forget(ref)
         self._watch.capture.allow(ref, False)
@@ -295,28 +318,28 @@ class Tuner:
         for job in self._planner.wants(record):
             self._queue.put(job)
         if len(record.buckets) != num_buckets or record.state == "queued":
-            self._promoter.promote(record.version.ref, but=self._maker.at_work(record.version.ref))
+            self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
             self._settle(record)
 
     def _settle(self, record: Record) -> None:
         """The record's state, by what is still to be done."""
         ref = record.version.ref
         if self._queue.of(ref) and not record.held:
-            if not self._maker.is_working_on(ref):
+            if not self._lanes.is_working_on(ref):
                 record.state, record.progress, record.reason = (
                     "queued",
                     0.0,
-                    "waits for its turn: one at a time is tuned",
+                    "waits for its turn: one at a time is tuned on each kind of device",
                 )
-        elif not self._maker.is_working_on(ref):
+        elif not self._lanes.is_working_on(ref):
             record.settle()
-            if not record.buckets and record.tuning.mode != "off" and not record.held:
+            if not record.buckets and record.mode != "off" and not record.held:
                 record.reason = "its input shapes are not known: name signatures in its configuration, or send requests"
         self._book.tell(record)
 
     def _drop(self, record: Record, reason: str) -> None:
         """Return every signature of a version to the baseline, and stop working on it."""
-        self._maker.cancel(record.version.ref, reason)
+        self._lanes.cancel(record.version.ref, reason)
         self._queue.cancel(record.version.ref)
         self._promoter.roll_back_all(record, reason)
 
@@ -339,7 +362,7 @@ class Tuner:
             return
         record.held = ""
         self._holds.drop(record.version.ref)
-        record.spent_seconds, record.num_remeasured, record.remeasure_at = 0.0, 0, 0.0
+        record.spent_seconds, record.num_remeasured, record.remeasure_at = {}, 0, 0.0
         if action == "retune":
             self._retune(record)
         else:
@@ -350,7 +373,7 @@ class Tuner:
 
     def _retune(self, record: Record) -> None:
         """Ask again for everything, whatever was said before."""
-        self._maker.cancel(record.version.ref, "it is to be tuned anew")
+        self._lanes.cancel(record.version.ref, "it is to be tuned anew")
         self._queue.cancel(record.version.ref)
         self._book.note(record, "retuned")
         for job in self._planner.anew(record):
@@ -364,9 +387,31 @@ class Tuner:
         if record.held not in KEEPING:
             self._drop(record, record.held)
         else:
-            self._maker.cancel(record.version.ref, record.held)
+            self._lanes.cancel(record.version.ref, record.held)
             self._queue.cancel(record.version.ref)
         record.settle()
+
+    # --- a lost GPU
+
+    def _follow_loss(self, now: float) -> None:
+        """Take out of service what runs on GPUs that the process has lost, and make nothing more for them. Nothing is
+        held against it: who broke the GPU has been told of by who ran it, for which there is a moment."""
+        if not self._gpu_kinds or not (reason := self._lost()):
+            return
+        if self._lost_since is None:
+            self._lost_since = now
+            _log.error("GPUs are lost, restart the server to have them again: %s", reason)
+        if now - self._lost_since < _LOSS_SECONDS:
+            return
+        gone, self._gpu_kinds = self._gpu_kinds, frozenset()
+        told = f"the GPU is lost: {reason}"
+        self._devices.withdraw(gone)
+        self._queue.drop(gone)
+        self._lanes.cancel_on(gone, told)
+        self._planner.lose(gone, told)
+        self._promoter.lose(gone, told)
+        for record in self._book.records.values():
+            self._settle(record)
 
     # --- quiet times
 
@@ -376,15 +421,19 @@ class Tuner:
         if activity != self._last_activity or activity.num_in_flight:
             self._last_activity, self._quiet_since = activity, now
         rests = now - self._quiet_since >= self._options.idle_seconds
-        if not rests or len(self._queue) or not self._maker.is_idle:
+        if not rests or len(self._queue) or not self._lanes.is_idle:
             return
         for record in self._book.records.values():
-            if record.held or record.tuning.mode != "on" or not 0 < record.remeasure_at <= now:
+            if record.held or not 0 < record.remeasure_at <= now:
                 continue
-            if self._maker.seconds_left(record) <= 0:
+            jobs = [job for job in jobs_to_ask_again(record) if self._has_time(record, job.device)]
+            if not jobs:
                 continue
             record.num_remeasured += 1
             again_in = self._options.remeasure_seconds * 2**record.num_remeasured
             record.remeasure_at = now + again_in if record.num_remeasured < MAX_REMEASURED else 0.0
-            for job in jobs_to_ask_again(record):
+            for job in jobs:
                 self._queue.put(job)
+
+    def _has_time(self, record: Record, device: str) -> bool:
+        return record.tuning_on(device).mode == "on" and self._lanes.seconds_left(record, device) > 0

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from hone.errors import HoneError
+from hone.errors import DeviceLost, HoneError
 from hone.specialization import Signature, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.capture import Capture
@@ -220,6 +220,8 @@ class Watch:
             try:
                 with self._running(watched.mark):
                     self._pair(watched, baseline, tuned, sample.inputs, names)
+            except DeviceLost:
+                return  # not its fault
             except HoneError as problem:
                 self._give_up(watched.ref, watched.generation, "error", f"it failed on a live request: {problem}")
                 return

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from benchmarks import cpu_transformers
 from benchmarks.cpu import Results, format_rows, geometric_means, row_of
-from benchmarks.cpu_convnets import mobilenet_v3_large
+from benchmarks.cpu_convnets import mobilenet_v3_large, repvgg_a0, repvgg_a0_train
 from benchmarks.cpu_models import MODELS, find_model
 from benchmarks.cpu_transformers import bert_base, vit_s16
 from benchmarks.cpu_tuning import Tuned, _add
@@ -28,7 +29,13 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("build", "name"), [(mobilenet_v3_large, "mobilenet_v3_large"), (bert_base, "bert_base"), (vit_s16, "vit_s16")]
+    ("build", "name"),
+    [
+        (mobilenet_v3_large, "mobilenet_v3_large"),
+        (repvgg_a0, "repvgg_a0"),
+        (bert_base, "bert_base"),
+        (vit_s16, "vit_s16"),
+    ],
 )
 @pytest.mark.usefixtures("small")
 def test_built_models_have_outputs_near_one_that_depend_on_their_inputs(build, name):
@@ -43,6 +50,18 @@ def test_built_models_have_outputs_near_one_that_depend_on_their_inputs(build, n
         deviation = np.sqrt(np.mean(np.square(output)))
         assert 0.1 < deviation < 10
         assert np.abs(output[0] - output[1]).mean() > 0.05 * deviation
+
+
+@pytest.mark.parametrize("build", [repvgg_a0, repvgg_a0_train])
+def test_convolutional_nets_keep_their_values_near_one_in_every_layer(build):
+    model = build()
+    names = [node.output[0] for node in model.graph.node if node.op_type == "Relu"]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(names, find_model("repvgg_a0").values(1))
+    assert len(found) == 22
+    for values in found:
+        assert 0.3 < np.sqrt(np.mean(np.square(values))) < 3
 
 
 @pytest.mark.usefixtures("small")

@@ -7,15 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
-from benchmarks.gpu import bundle, device
+from benchmarks.gpu import bundle, device, nets
 from benchmarks.gpu.rows import all_rows, small_rows
+from hone.compiler.cuda.partition import takers
 from hone.compiler.cuda_target import CudaTarget
-from hone.kernels import KernelsCache
+from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
+from hone.kernels import Entry, KernelsCache, Miss, MissReason
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,3 +120,42 @@ def test_geometric_means_and_errors():
     assert device._geometric([0.5, 2.0]) == pytest.approx(1.0)
     assert device._error(np.array([1.0, np.nan]), np.ones(2)) == float("inf")
     assert device._error(np.array([1.1, 1.0]), np.ones(2)) == pytest.approx(0.1)
+
+
+def test_models_take_the_best_kernels_that_are_there():
+    target = CudaTarget.preset("h200")
+    workload = next(row for row in all_rows() if row.table == "B1").workload
+    template = takers(workload, target, CUTLASS_TEMPLATES)[0]
+    candidates = template.candidates(workload, target)
+
+    class Cache:
+        def __init__(self, *places):
+            self.there = {template.digest(workload, candidates[place], target) for place in places}
+
+        def get(self, kind, digest, scope):
+            found = Entry(kind, scope, digest, Path(), {}, {}, "", 0, True, 0)
+            return found if digest in self.there else Miss(MissReason.ABSENT)
+
+    assert bundle.kernels_at_hand([workload], target, Cache(3, 2)) == {workload.digest: candidates[2]}
+    assert bundle.kernels_at_hand([workload], target, Cache()) == {}
+    assert bundle.kernels_at_hand([workload], target, Cache(len(candidates) - 1)) == {}, "the first guess is better"
+
+
+def test_a_net_that_is_not_known_is_told(tmp_path):
+    target = CudaTarget.preset("h200")
+    with pytest.raises(SystemExit, match=r"'vgg17' is no net of nets\.py, which has resnet50, repvgg_a0, vgg16"):
+        bundle.add_model(tmp_path, "vgg17:1", target, tmp_path)
+
+
+def test_vgg16_is_built_and_packs_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(nets, "_SIZE", 32)
+    monkeypatch.setattr(nets, "_VGG_LINEAR", (64, 64, 10))
+    path = nets.write("vgg16", tmp_path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    image = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+    (logits,) = session.run(None, {"image": image})
+    assert logits.shape == (2, 10)
+    assert 1e-3 < np.abs(logits[0] - logits[1]).max() < 1e3
+    operators = [node.op_type for node in onnx.load(path).graph.node]
+    assert (operators.count("Conv"), operators.count("MaxPool"), operators.count("Gemm")) == (13, 5, 3)
+    assert len(zlib.compress(path.read_bytes())) < path.stat().st_size / 50

@@ -45,11 +45,13 @@ def answering() -> Iterator[Callable[[bytes], int]]:
 
 
 class ModelServer:
-    """The HTTP of a server with one model `m` (input IN of four numbers, batching), whose tuning obeys. `calls` are the
-    actions and `I` for each stretch of inference requests, in their order."""
+    """The HTTP of a server with one model `m` (input IN of four numbers, batching). `calls` are the engines that each
+    stretch of inference requests asked for ("" for none), and actions, in their order."""
 
     def __init__(self) -> None:
         self.state, self.is_tuned, self.refuse = "tuned", True, 0
+        self.choice = "offered"
+        """Of the engine by requests: "offered", "ignored" as by older servers, or "locked" behind a key."""
         self.calls: list[str] = []
         self.requests: list[bytes] = []
         self._lock = threading.Lock()
@@ -99,18 +101,29 @@ class ModelServer:
 
     def post(self, path: str, body: bytes) -> tuple[int, Any]:
         if path.endswith("/infer"):
+            document, _ = json.JSONDecoder().raw_decode(body.decode("latin-1"))
+            engine = document["parameters"].get("hone_engine", "")
             with self._lock:
                 self.requests.append(body)
-                if self.calls[-1:] != ["I"]:
-                    self.calls.append("I")
+                if self.calls[-1:] != [engine]:
+                    self.calls.append(engine)
                 if self.refuse and len(self.requests) > self.refuse:
                     return 400, {"error": "no"}
-            return 200, {"outputs": []}
+            return self._infer(engine, document["inputs"][0]["shape"][0])
         action = json.loads(body)["action"]
         self.calls.append(action)
         self.is_tuned = action in ("start", "pause")
         self.state = {"start": "tuned", "pause": "paused"}.get(action, "baseline")
         return 200, self.status()
+
+    def _infer(self, engine: str, rows: int) -> tuple[int, Any]:
+        if not engine or self.choice == "ignored":
+            return 200, {"outputs": []}
+        if self.choice == "locked":
+            return 403, {"error": "This API is restricted, expecting header 'tuner'"}
+        if engine == "tuned" and not (self.is_tuned and rows == 1):
+            return 503, {"error": "no tuned engine runs it"}
+        return 200, {"parameters": {"hone_engine": "tvm" if engine == "tuned" else "onnxruntime"}, "outputs": []}
 
     def status(self) -> dict[str, Any]:
         bucket = {

@@ -22,13 +22,13 @@ def run(model_server: Any, capsys: pytest.CaptureFixture[str], *flags: str) -> t
     return code, *capsys.readouterr()
 
 
-def test_both_engines_in_turn_and_the_tuned_one_at_the_end(model_server, capsys) -> None:
+def test_both_engines_in_turn_and_no_action(model_server, capsys) -> None:
     code, out, _ = run(model_server, capsys, "--json")
     assert code == 0
-    assert model_server.calls == ["I", "pin_baseline", "I", "start", "I"], "the probe, tuned, baseline twice, tuned"
-    assert model_server.state == "tuned"
+    assert model_server.calls == ["", "tuned", "baseline", "tuned"], "two probes, tuned, baseline twice, tuned"
     told = json.loads(out)
     assert told["engines"] == ["baseline", "tuned"]
+    assert told["note"] == ""
     assert [line["engine"] for line in told["results"]] == ["baseline", "tuned"]
     for line in told["results"]:
         assert line["num_requests"] > 0
@@ -36,45 +36,27 @@ def test_both_engines_in_turn_and_the_tuned_one_at_the_end(model_server, capsys)
         assert line["p50_us"] <= line["p99_us"] <= line["max_us"]
 
 
-def test_what_was_paused_is_paused_again(model_server, capsys) -> None:
-    model_server.state = "paused"
-    assert run(model_server, capsys, "--rounds=1")[0] == 0
-    assert model_server.calls == ["I", "pin_baseline", "I", "start", "pause"]
-
-
-def test_the_server_goes_back_whatever_happens(model_server, capsys) -> None:
-    model_server.refuse = 1
-
-    class Broken(Exception):
-        pass
-
-    def post(path: str, body: bytes) -> tuple[int, Any]:
-        if path.endswith("/infer") and model_server.calls[-1:] == ["pin_baseline"]:
-            model_server._server.RequestHandlerClass.close_connection = True
-            raise ConnectionAbortedError
-        return type(model_server).post(model_server, path, body)
-
-    model_server.post = post
-    model_server._server.handle_error = lambda *arguments: None
-    code, out, err = run(model_server, capsys, "--rounds=1")
-    assert code == 1
-    assert out == ""
-    assert "no server at" in err
-    assert model_server.calls[-1] == "start"
-
-
-def test_the_engine_of_now_leaves_tuning_alone(model_server, capsys) -> None:
+def test_the_engine_of_now_asks_for_none(model_server, capsys) -> None:
     code, out, _ = run(model_server, capsys, "--engine=current", "--json")
     assert code == 0
-    assert model_server.calls == ["I"]
+    assert model_server.calls == [""]
     assert json.loads(out)["engines"] == ["current"]
 
 
-def test_what_does_not_run_tuned_is_measured_alone(model_server, capsys) -> None:
-    code, out, _ = run(model_server, capsys, "--batch=2")
+@pytest.mark.parametrize(
+    ("choice", "flags", "note"),
+    [
+        ("offered", ("--batch=2",), "IN:FP32[2,4] does not run tuned (its tuning is tuned)"),
+        ("ignored", (), "this server is older, and lets no request choose its engine"),
+        ("locked", (), "the engine can be chosen with the key of 'tuning' only"),
+    ],
+)
+def test_what_cannot_be_compared_is_measured_as_it_serves(model_server, capsys, choice, flags, note) -> None:
+    model_server.choice = choice
+    code, out, _ = run(model_server, capsys, *flags)
     assert code == 0
-    assert "IN:FP32[2,4] does not run tuned" in out
-    assert model_server.calls == ["I"]
+    assert f"measured as it serves now: {note}" in out
+    assert model_server.calls == ["", "tuned", ""]
 
 
 def test_side_by_side(model_server, capsys) -> None:
@@ -137,6 +119,23 @@ def test_a_refusal_at_the_start_ends_it(model_server, capsys) -> None:
     assert (code, out) == (1, "")
     assert '400: {"error": "no"}' in err
     assert len(model_server.requests) == 1
+
+
+def test_a_tuned_engine_that_goes_meanwhile_is_an_error(model_server, capsys) -> None:
+    answer = model_server._infer
+
+    def going(engine: str, rows: int) -> tuple[int, Any]:
+        if engine == "baseline":
+            model_server.is_tuned = False
+        return answer(engine, rows)
+
+    model_server._infer = going
+    code, out, err = run(model_server, capsys, "--json")
+    assert code == 1
+    errors = {line["engine"]: line["num_errors"] for line in json.loads(out)["results"]}
+    assert errors["baseline"] == 0
+    assert errors["tuned"] > 0
+    assert "hone bench: tuned, 1 client: " in err
 
 
 def test_errors_on_the_way_are_counted(model_server, capsys) -> None:

@@ -80,8 +80,9 @@ TOLD = {
     "version": "1",
     "signature": "x:FP32[1,4]",
     "precision": "f32",
-    "roofline": {"gflops": 100.0, "num_threads": 2},
-    "tuned": {"microseconds": 30.0, "overhead_microseconds": 1.0, "groups": []},
+    "roofline": {"gflops": 100.0, "gflops_bf16": 200.0, "num_threads": 2},
+    "lowering": None,
+    "tuned": {"microseconds": 30.0, "overhead_microseconds": 1.0, "groups": [], "in_place": []},
     "baseline": {"microseconds": 20.0, "nodes": [{"op": "Gemm", "share": 1.0}]},
     "layers": [{"what": "product of depth 4", "tuned_us": 30.0, "baseline_us": 20.0, "lost": True}],
 }

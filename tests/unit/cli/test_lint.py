@@ -128,6 +128,41 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert (told["num_models"], told["num_errors"], told["findings"][0]["line"]) == (1, 1, 1)
 
 
+ON_GPUS = GOOD + "instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] } ]\n"
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_a_model_for_gpus_is_right_where_there_are_enough(tmp_path: Path, num_gpus: int) -> None:
+    assert lint(write(tmp_path, ON_GPUS), num_gpus=num_gpus) == []
+
+
+def test_a_model_for_more_gpus_than_there_are(tmp_path: Path) -> None:
+    finding = only(lint(write(tmp_path, ON_GPUS), num_gpus=1, machine="the box"))
+    assert (finding.line, finding.field) == (4, "instance_group[0].gpus")
+    assert finding.message == "expected numbers of 0 to 0, found [0, 1]: the box has 1 NVIDIA GPU"
+
+
+def test_the_command_judges_by_this_machine_or_by_the_one_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(write(tmp_path, ON_GPUS))
+    monkeypatch.setattr("hone.tuning.gpus.detect_gpus", lambda: (object(),) * 2)
+    assert main(["config", "check", folder]) == 0
+    assert main(["config", "check", folder, "--gpus", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "found [0, 1]: the machine that this is checked for (--gpus 1) has 1 NVIDIA GPU" in told
+    monkeypatch.setattr("hone.tuning.gpus.detect_gpus", lambda: ())
+    assert main(["config", "check", folder, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_gpus"] == 0
+    assert (
+        "found KIND_GPU: this machine (--gpus N checks for another) runs models on the CPU"
+        in (found["findings"][0]["message"])
+    )
+    with pytest.raises(SystemExit):
+        main(["config", "check", folder, "--gpus", "-1"])
+
+
 def test_strict_counts_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path, None)
     (folder / "config.pbtx").write_text("")

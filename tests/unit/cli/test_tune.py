@@ -10,12 +10,12 @@ import pytest
 from hone.cli.tune import print_outcome
 
 
-def bucket(signature, outcome="passed", reason="", *, provisional=False):
+def bucket(signature, outcome="passed", reason="", *, provisional=False, pinned=False):
     times = {"baseline_ms": 1234.5, "tuned_ms": 0.01234, "speedup": 1.613, "max_error": 1.234e-6}
     return {
         "signature": signature,
-        "engine": "onnxruntime",
-        "generation": 0,
+        "engine": "tvm" if outcome == "passed" and not pinned else "onnxruntime",
+        "generation": int(outcome == "passed" and not pinned),
         **times,
         "provisional": provisional,
         "outcome": outcome,
@@ -45,6 +45,11 @@ def test_eighty_columns_are_enough(printed):
     [line] = [line for line in text.splitlines() if line.startswith("image:")]
     assert line.split() == ["image:FP32[1,3,224,224]", "tvm", "1234", "ms", "0.01234", "ms", "1.613x", "1.234e-06"]
     assert text.count("1.234e-06") == 2, "numbers are never cut"
+
+
+def test_what_passed_and_is_pinned_runs_on_its_baseline(printed):
+    lines = printed(bucket("A:FP32[1]", pinned=True), bucket("B:FP32[1]"), state="baseline").splitlines()
+    assert [line.split()[1] for line in lines[2:4]] == ["onnxruntime", "tvm"]
 
 
 def test_a_reason_is_told_once_with_all_that_it_is_true_of(printed):

@@ -1,4 +1,4 @@
-"""A fixed hundred of ONNX's operator cases import, compile and match as recorded: coverage can only grow.
+"""A fixed sample of ONNX's operator cases import, compile and match as recorded: coverage can only grow.
 
 After an improvement, `python -m benchmarks.onnx_coverage --record` writes the record anew.
 """
@@ -6,10 +6,11 @@ After an improvement, `python -m benchmarks.onnx_coverage --record` writes the r
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from benchmarks.onnx_coverage import SAMPLE, Worker
+from benchmarks.onnx_coverage import SAMPLE, TABLE, Worker
 from benchmarks.onnx_coverage_table import render
 
 
@@ -20,6 +21,8 @@ def worker():
     worker.close()
 
 
+#: Of the operator cases that ONNX Runtime runs, those that import, compile and match.
+LEAST_MATCHING = 1475
 RECORD = json.loads(SAMPLE.read_text(encoding="utf-8"))
 
 
@@ -31,9 +34,9 @@ def test_case(case, worker):
     assert reached == RECORD[case], outcome.reason
 
 
-def test_the_sample_is_a_hundred_cases_of_many_operators():
-    assert len(RECORD) == 100
-    assert sum(expected["stage"] == "ok" for expected in RECORD.values()) >= 80
+def test_the_sample_is_large_and_mostly_well():
+    assert len(RECORD) >= 116
+    assert sum(expected["stage"] == "ok" for expected in RECORD.values()) >= 109
 
 
 def test_the_table_counts_what_it_is_given(worker):
@@ -42,3 +45,11 @@ def test_the_table_counts_what_it_is_given(worker):
     assert "**1 of 2 (50%) import, compile and match.**" in text
     assert "| Relu | 1 | 1 | 1 | 1 |  |" in text
     assert "import: the shape of what NonZero gives depends on values" in text
+
+
+def test_the_table_of_all_cases_tells_of_no_fewer_than_before():
+    """Raised with every improvement: `make onnx-coverage` must not write less into docs/."""
+    told = re.search(r"\*\*(\d+) of (\d+) \(\d+%\) import, compile and match\.\*\*", TABLE.read_text(encoding="utf-8"))
+    assert told is not None
+    assert int(told[1]) >= LEAST_MATCHING
+    assert int(told[2]) >= int(told[1])

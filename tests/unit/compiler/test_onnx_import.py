@@ -350,7 +350,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_engines_reason(tmp_path):
     "text, operator",
     [
         ("g (float[4, 4] x) => (float[a, b] y) { y = TfIdf (x) }", "TfIdf"),
-        ("g (float[4, 4] x) => (float y) { y = Det (x) }", "Det"),
+        ("g (float[5, 5] x) => (float y) { y = Det (x) }", "Det"),
         ("g (float[4, 4] x) => (int64[2, a] y) { y = NonZero (x) }", "NonZero"),
         (
             "g (float[1, 9, 4] x, float[1, 2, 9] s) => (int64[a, 3] y) {"

@@ -11,20 +11,16 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import tvm
 from tvm import te
-from tvm.s_tir import meta_schedule
+
+from hone.compiler.metaschedule import Proposals
+from hone.compiler.target import CpuTarget
 
 a, b = (te.placeholder((64, 64), name=name) for name in "ab")
 k = te.reduce_axis((0, 64), "k")
 c = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
-context = meta_schedule.TuneContext(
-    mod=tvm.IRModule({"main": te.create_prim_func([a, b, c])}),
-    target=tvm.target.Target({"kind": "llvm", "num-cores": 2}),
-    space_generator="post-order-apply",
-    search_strategy="evolutionary",
-)
-print("designs:", len(context.generate_design_space()))
+proposals = Proposals(te.create_prim_func([a, b, c]), CpuTarget.detect(num_threads=2), 0)
+print("designs:", len(proposals.propose()))
 """
 
 

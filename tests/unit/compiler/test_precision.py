@@ -20,6 +20,7 @@ AVX512 = CpuTarget.of_features("cooperlake", FEATURES)
 AVX2 = CpuTarget.of_features("haswell", ("avx2", "fma"))
 BF16 = Precision("bf16")
 
+pytestmark = pytest.mark.usefixtures("precompiled_headers")
 runs_here = pytest.mark.skipif(bool(missing_features(HOST)), reason=f"this CPU has no {missing_features(HOST)}")
 
 

@@ -67,5 +67,6 @@ def test_this_machine_is_measured():
     measured = measure_roofline(CpuTarget.detect(1))
     assert measured.num_threads == 1
     assert measured.gflops > 1
+    assert measured.gflops_bf16 > 1
     assert [size for size, _ in measured.bandwidths] == sorted(size for size, _ in measured.bandwidths)
     assert all(rate > 0.1 for _, rate in measured.bandwidths)

@@ -21,6 +21,7 @@ AVX512 = CpuTarget.of_features("cascadelake", FEATURES)
 MATMUL, CONVOLUTION = Int8Matmul(), Int8Convolution()
 SCALE = 0.03
 
+pytestmark = pytest.mark.usefixtures("precompiled_headers")
 runs_here = pytest.mark.skipif(not set(FEATURES) <= set(HOST.features), reason="this CPU has no AVX-512 VNNI")
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from hone.engines.tvm import PackedWeights, TvmEngine, aligned_empty
+from hone.engines.tvm_parallel import ParallelPool
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.errors import EngineError
 from hone.types import TensorSpec
@@ -209,22 +211,19 @@ def test_each_thread_runs_its_own_machine(network, runtime):
 
 
 def test_instances_of_other_numbers_of_threads_take_turns(network, runtime):
-    configured = []
-    counting = TvmRuntime(
-        num_threads=2,
-        clear_memory=runtime.clear_memory,
-        view=runtime.view,
-        allocate=runtime.allocate,
-        configure_pool=lambda cores, threads: configured.append(threads) or runtime.configure_pool(cores, threads),
-    )
-    engine = load(network, counting)
+    used = []
+
+    class Recording(ParallelPool):
+        def use_threads(self, num_threads: int) -> None:
+            used.append(num_threads)
+
+    engine = load(network, replace(runtime, num_threads=2, parallel=Recording()))
     x = image()
     expected = baseline(network / "model.onnx", {"x": x}, ["y"])[0]
     alone, together = engine.instantiate(1), engine.instantiate()
     for instance in (together, alone, alone, together, alone):
         np.testing.assert_allclose(instance.run({"x": x}, ["y"])[0], expected, rtol=1e-5, atol=1e-6)
-    assert configured == [1, 2, 1], "a thread's pool is touched only when another number is wanted"
-    counting.use_threads(runtime.num_threads)
+    assert used == [2, 1, 1, 2, 1]
 
 
 def test_engines_share_equal_weights_and_no_others(network, runtime, tmp_path):

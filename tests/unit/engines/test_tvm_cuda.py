@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine
 from hone.engines.tvm_runtime import TvmRuntime
-from hone.errors import EngineError
+from hone.errors import DeviceLost, EngineError
 from hone.specialization import DEVICE_ORDINAL
 from tests.fake_cuda import H100, LAUNCH_FAILURE, OUT_OF_MEMORY, FakeCudart
 from tests.unit.engines.tvm_artifacts import CONSTANTS, MANIFEST, MODEL, baseline, compile_to, small_network
@@ -134,13 +135,71 @@ def test_each_card_has_its_weights_and_its_threads(folder, devices):
     assert packed.num_weights == num_weights
 
 
-def test_a_failed_device_is_an_engine_error(folder, devices, cudart):
-    instance = load(folder, devices[:1]).instantiate()
-    cudart.failure = LAUNCH_FAILURE
+def breaking(instance, cudart):
+    """The instance's next kernels break the GPU's context."""
+    main = instance._main
+
+    def broken(*arguments):
+        cudart.failure = LAUNCH_FAILURE
+        return main(*arguments)
+
+    instance._main = broken
+    return instance
+
+
+def test_who_breaks_the_device_is_told(folder, devices, cudart):
+    instance = breaking(load(folder, devices[:1]).instantiate(), cudart)
     with pytest.raises(CudaError, match="unspecified launch failure") as raised:
         instance.run(image(), ["y"])
     assert isinstance(raised.value, EngineError)
     assert raised.value.is_poisoning
+    assert "this process can use its GPUs no longer" in devices[0].cuda.lost
+
+
+def test_others_are_not_to_blame(folder, devices, cudart):
+    engine = load(folder, devices)
+    other = load(folder, devices).instantiate()
+    early = load(folder, devices).instantiate()
+    with pytest.raises(CudaError):
+        breaking(engine.instantiate(), cudart).run(image(), ["y"])
+    for run in (lambda: other.run(image(), ["y"]), engine.instantiate, lambda: early.run(image(), ["y"])):
+        with pytest.raises(DeviceLost, match="the GPU is lost: unspecified launch failure"):
+            run()
+
+
+def test_a_copy_that_finds_the_device_broken_is_not_to_blame(folder, devices, cudart):
+    instance = load(folder, devices[:1]).instantiate()
+    cudart.failure = LAUNCH_FAILURE  # by another, which has not told yet
+    with pytest.raises(DeviceLost):
+        instance.run(image(), ["y"])
+
+
+def test_of_a_lost_device_nothing_is_freed(folder, devices, cudart):
+    """Freeing what lies on it fails, in destructors, which ends the process."""
+    engine = load(folder, devices[:1])
+    instance = breaking(engine.instantiate(), cudart)
+    with pytest.raises(CudaError):
+        instance.run(image(), ["y"])
+    held = [*instance._tensors, *(weight.tensor for weight in instance._weights), instance._machine]
+    streams, pinned = set(cudart.streams), set(cudart.pinned)
+    cleared = []
+    devices[0].tvm = SimpleNamespace(clear_memory=lambda: cleared.append(True))
+    del instance
+    engine.close()
+    del engine
+    gc.collect()
+    kept = [thing for things in devices[0].cuda._kept for thing in _flat(things)]
+    assert all(any(thing is one for one in kept) for thing in held)
+    assert not cleared
+    assert (cudart.streams, set(cudart.pinned)) == (streams, pinned)
+
+
+def _flat(things):
+    for thing in things.values() if isinstance(things, dict) else things if isinstance(things, (list, tuple)) else ():
+        yield from _flat(thing)
+        yield thing
+        if hasattr(thing, "tensor"):
+            yield thing.tensor
 
 
 def test_wrong_inputs_are_named(folder, devices):

@@ -63,10 +63,12 @@ def small_network(path: Path, *, batch: int = 1, seed: int = 0) -> Path:
     return save_model(path, nodes, {"x": ("float32", [batch, 3, 12, 12])}, {"y": ("float32", [batch, 10])}, weights)
 
 
-def compile_to(folder: Path, model: Path, choices=None) -> Path:
-    """Compile a model with fixed shapes; the folder gets all that an engine needs."""
+def compile_to(folder: Path, model: Path, choices=None, *, num_threads: int = 1) -> Path:
+    """Compile a model with fixed shapes; the folder gets all that an engine needs. For one thread there are no parallel
+    loops, and no pool for them."""
     from hone.compiler.artifact import derived_constants, export_artifact
     from hone.compiler.onnx_import import ImportedModel, import_model
+    from hone.compiler.parallel import ParallelPool
     from hone.compiler.pipeline import compile_model
     from hone.compiler.target import CpuTarget
     from hone.engines.tvm_artifact import KERNEL_FILE
@@ -74,9 +76,15 @@ def compile_to(folder: Path, model: Path, choices=None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     imported = import_model(model, {})
     assert isinstance(imported, ImportedModel), imported
-    target = CpuTarget.detect(num_threads=1)
+    target = CpuTarget.detect(num_threads=num_threads)
+    pool = None
+    if num_threads > 1:
+        told = ParallelPool.here()
+        pool = told.digest
+        (folder / "kernels" / pool).mkdir(parents=True)
+        told.build(folder / "kernels" / pool / KERNEL_FILE)
     compiled = compile_model(imported, target, choices)
-    artifact = export_artifact(compiled, imported, "c" * 64, folder)
+    artifact = export_artifact(compiled, imported, "c" * 64, folder, pool)
     for call in compiled.kernels:
         kernel = folder / "kernels" / call.digest
         kernel.mkdir(parents=True)
@@ -109,7 +117,10 @@ def load(folder: Path, runtime, packed=None, *, model: Path | None = None, manif
         folder,
         told,
         model=model or folder / MODEL,
-        kernels={digest: folder / "kernels" / digest / KERNEL_FILE for digest in told["kernels"]},
+        kernels={
+            digest: folder / "kernels" / digest / KERNEL_FILE
+            for digest in (*told["kernels"], *filter(None, [told["pool"]]))
+        },
         constants=constants,
         runtime=runtime,
         packed=packed or PackedWeights(),

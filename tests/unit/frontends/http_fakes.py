@@ -99,6 +99,7 @@ class FakeService:
     fault: Exception | None = None
     is_live: bool = True
     is_ready: bool = True
+    broken: str = ""
     num_leases: int = 0
     num_cancelled: int = 0
     allow_shm: bool = True

@@ -264,6 +264,9 @@ def test_health(served):
     reply = served.get("/v2/health/ready")
     assert (reply.status, reply.error, reply.json()["ready"]) == (503, "Server not ready", False)
     assert served.get("/v2/health/live").status == 503
+    served.service.broken = "the GPU is lost"
+    assert served.get("/v2/health/live").json() == {"live": False, "error": "Server not live: the GPU is lost"}
+    assert served.get("/v2/health/ready").error == "Server not ready: the GPU is lost"
 
 
 def test_row_6_a_model_that_is_not_ready(served):

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.parser import text_string_to_metric_families
 
+from hone.engines.cuda_runtime import CudaRuntime
+from hone.engines.pinned import PinnedPool
 from hone.errors import ConfigError
 from hone.metrics import CONTENT_TYPE, LATENCY_BOUNDS_US, Metrics
+from tests.fake_cuda import FakeCudart
 
 MODEL_COUNTERS = (
     "nv_inference_request_success",
@@ -356,3 +359,22 @@ async def test_models_may_come_and_go_while_text_is_streamed(metrics: Metrics) -
             statistics[0].record_request(f"protocol_{len(statistics)}", 1, 1, 1, 1, 1, 1)
             metrics.model(f"late_{len(statistics)}", "1")
     samples_of(text.decode())  # well-formed, nothing twice
+
+
+def test_pinned_memory_is_what_the_pool_has_now() -> None:
+    pool = PinnedPool(CudaRuntime(FakeCudart()))
+    metrics = Metrics(CollectorRegistry(), allow_cpu_metrics=False, allow_gpu_metrics=False, pinned=lambda: pool.usage)
+
+    def told() -> list[str]:
+        return [
+            lines_of(render(metrics), f"nv_pinned_memory_pool_{what}_bytes")[0].split()[1] for what in ("total", "used")
+        ]
+
+    assert told() == ["0", "0"]
+    held = [pool.take(5000), pool.take(100)]
+    assert told() == ["12288", "12288"]
+    held.pop()
+    assert told() == ["12288", "8192"]
+    held.clear()
+    assert told() == ["12288", "0"]
+    metrics.close()

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.protos import config_pb
-from hone.repository import to_client, to_engine
+from hone.repository import narrowed, to_client, to_engine
 from hone.repository.shapes import runs
-from hone.types import num_elements
+from hone.types import TensorSpec, num_elements
 
 
 def tensor(dims, shape=None):
@@ -53,3 +54,20 @@ def test_a_reshape_keeps_the_elements(dims, data):
     engine = to_engine(client, described, tuple(shape), batching=False)
     assert num_elements(engine) == num_elements(client)
     assert to_client(engine, described, batching=False) == client
+
+
+@pytest.mark.parametrize(
+    ("batch", "tensor", "graph", "expected"),
+    [
+        (8, "dims: [4, 3]", (-1, -1, 3), (-1, 4, 3)),
+        (0, "dims: [4]", (-1,), (4,)),
+        (0, "dims: [4]", (4,), (4,)),
+        (8, "dims: [-1, 2] reshape { shape: [2, -1] }", (-1, -1, -1), (-1, 2, -1)),
+        (0, "dims: [1]", (), ()),
+    ],
+)
+def test_the_configuration_fixes_what_the_graph_leaves_open(batch, tensor, graph, expected):
+    text = f"max_batch_size: {batch} input {{ name: 'IN' data_type: TYPE_FP32 {tensor} }}"
+    config = text_format.Parse(text, config_pb.ModelConfig())
+    specs = (TensorSpec("IN", "FP32", graph), TensorSpec("OTHER", "FP32", (-1, 7)))
+    assert [spec.shape for spec in narrowed(specs, config)] == [expected, (-1, 7)]

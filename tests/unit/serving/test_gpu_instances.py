@@ -12,7 +12,7 @@ from hone.protos import config_pb
 from hone.repository import complete
 from hone.repository.validation import validate
 from hone.serving.lifecycle import gpus_of
-from hone.serving.model import places_of
+from hone.serving.model import num_instances, places_of
 from hone.specialization import DEVICE_ORDINAL
 from hone.types import TensorSpec
 from tests.unit.tuning.fakes import Engine
@@ -73,6 +73,12 @@ def test_the_baseline_is_on_gpus_only_where_all_instances_are():
     assert gpus_of(config(), 2) == [0, 1]
     assert gpus_of(config({"kind": GPU, "gpus": [1]}, {"kind": CPU}), 2) == []
     assert gpus_of(config({"kind": GPU, "gpus": [1]}), 0) == []
+
+
+def test_the_cpus_threads_are_shared_by_the_instances_on_it():
+    assert num_instances(config({"kind": CPU, "count": 2}, {"kind": GPU, "count": 3})) == 2
+    assert num_instances(config({"kind": GPU, "count": 3})) == 3
+    assert num_instances(config()) == 1
 
 
 def test_a_thread_runs_its_own_devices_engine():

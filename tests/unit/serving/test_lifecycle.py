@@ -112,6 +112,17 @@ async def test_load_unload_and_what_is_said_meanwhile(world):
     await world.lifecycle.unload("never heard of")
 
 
+async def test_whoever_wants_to_know_is_told_when_other_versions_answer(world):
+    told = []
+    world.registry.on_publish = lambda: told.append([model.version for model in world.registry.served()])
+    world.write("m", "one")
+    await world.lifecycle.load("m")
+    world.write("m", "two", version=2)
+    await world.lifecycle.load("m")
+    await world.lifecycle.unload("m")
+    assert told == [[1], [2], []]
+
+
 async def test_unknown_models_leave_nothing_behind(world):
     for name in ("absent", "also-absent"):
         with pytest.raises(ModelNotInRepository):

@@ -111,37 +111,6 @@ async def test_reshape_carries_variable_dimensions_in_order(serve):
     assert served.admit(np.zeros((3, 2, 5), np.float32)).arrays["IN"].shape == (1, 3, 5, 2)
 
 
-@pytest.mark.parametrize(
-    ("config", "graph", "expected"),
-    [
-        ("max_batch_size: 8 {}", (-1, -1, 3), (-1, 4, 3)),
-        ("{}", (-1,), (4,)),
-        ("{}", (4,), (4,)),
-        ("max_batch_size: 8 {}", (-1, 4), (-1, 4)),
-    ],
-)
-async def test_the_configuration_fixes_what_the_graph_leaves_open(serve, config, graph, expected):
-    dims = list(expected[1:] if "max_batch_size" in config else expected)
-    tensors = config.format(
-        f"input {{ name: 'IN' data_type: TYPE_FP32 dims: {dims} }}"
-        f"output {{ name: 'OUT' data_type: TYPE_FP32 dims: {dims} }}"
-    )
-    served = serve(f"name: 'm' {tensors}", FakeEngine(shape=graph))
-    (spec,) = served.model.engine_inputs
-    assert spec.shape == expected
-
-
-async def test_what_neither_fixes_stays_open(serve):
-    served = serve(
-        """name: "m" max_batch_size: 8
-        input { name: "IN" data_type: TYPE_FP32 dims: [-1, 2] reshape { shape: [2, -1] } }
-        output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }""",
-        FakeEngine(shape=(-1, -1, -1)),
-    )
-    (spec,) = served.model.engine_inputs
-    assert spec.shape == (-1, 2, -1)
-
-
 async def test_a_retired_model_takes_no_lease_and_closes_after_the_last(serve):
     served = serve(BATCHING)
     lease = served.model.acquire()

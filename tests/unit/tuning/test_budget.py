@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hone.tuning.activity import Activity, ActivityBoard, ActivityView
-from hone.tuning.budget import Budget, Pacer, Starvation
+from hone.tuning.budget import GIB, OWN_BYTES, Budget, Pacer, Starvation, compiler_bytes, num_compilers
 
 
 class Serving:
@@ -130,3 +130,35 @@ def test_the_board_is_seen_through_its_descriptor():
     assert view.read().num_in_flight == 1
     view.close()
     board.close()
+
+
+# --- memory of jobs for GPUs
+
+HOPPER, AMPERE = "sm_90a", "sm_80"
+
+
+def test_a_job_for_a_gpu_may_take_what_its_compiler_needs():
+    budget = Budget(memory_bytes=4 * GIB)
+    assert budget.memory_of_job("x86-64", 64 * GIB) == 4 * GIB
+    assert budget.memory_of_job(AMPERE, 64 * GIB) == 4 * GIB
+    assert budget.memory_of_job(HOPPER, 64 * GIB) >= OWN_BYTES + compiler_bytes(HOPPER)
+    assert budget.memory_of_job(HOPPER, None) == budget.memory_of_job(HOPPER, 64 * GIB)
+
+
+def test_but_no_more_than_is_free():
+    budget = Budget(memory_bytes=4 * GIB)
+    assert budget.memory_of_job(HOPPER, 5 * GIB) == 5 * GIB - GIB // 2
+    assert budget.memory_of_job(HOPPER, 2 * GIB) == 4 * GIB, "the setting holds, as for CPUs"
+
+
+def test_what_somebody_set_holds_for_gpus_too():
+    assert Budget(memory_bytes=2 * GIB, memory_is_set=True).memory_of_job(HOPPER, 64 * GIB) == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("architecture", "gib", "threads", "expected"),
+    [(HOPPER, 6, 8, 1), (HOPPER, 9, 8, 2), (HOPPER, 64, 1, 1), (AMPERE, 4, 8, 2), (AMPERE, 2, 8, 1), (HOPPER, 1, 8, 1)],
+)
+def test_as_many_compilers_as_memory_and_cores_allow(architecture, gib, threads, expected):
+    assert num_compilers(architecture, gib * GIB, threads) == expected
+    assert num_compilers(architecture, None, 8) == 2

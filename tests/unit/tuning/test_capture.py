@@ -50,8 +50,9 @@ def test_captured_requests_reach_the_gate(tmp_path):
     assert rig.watch.wants_sample(ref, 0)
     rig.watch.sampled(ref, 0, inputs(3), {})
     seen = []
-    spec = rig.tuner._maker._spec
-    rig.tuner._maker._spec = lambda *args: seen.append(rig.tuner._maker._samples(args[0].version)) or spec(*args)
+    maker = rig.tuner._lanes._makers["cpu"]
+    spec = maker._spec
+    maker._spec = lambda *args: seen.append(maker._samples(args[0].version)) or spec(*args)
     rig.run()
     assert [sample.name for sample in seen[0]] == ["captured request 1"]
     rig.serving.unload(ref)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,9 +16,12 @@ from hone.compiler.roofline import Roofline
 from hone.compiler.templates.base import Candidate
 from hone.compiler.workload import TensorType, Workload
 from hone.errors import EngineError
+from hone.kernels import DeviceKey, KernelsCache, digest_of
 from hone.tuning.baseline_profile import ProfiledNode, nodes_of, profile_baseline
-from hone.tuning.explanation import Explanation, groups_of, layers_of
+from hone.tuning.explanation import Explanation, groups_of, layers_of, recall_lowering
+from hone.tuning.lowering import KeptLayer, Lowering
 
+LOWERING = Lowering("bf16", 12, 2.5, 0.8, (KeptLayer(3, "a layer", 1.5),))
 LIMITS = Roofline(1, 100.0, 100.0, 100.0, ((1 << 30, 1000.0),))
 
 
@@ -113,8 +117,30 @@ def test_events_of_no_run_are_no_nodes():
 def test_the_trace_has_both_sides(model):
     baseline = profile_baseline(model, {"x": np.ones((8, 8), np.float32)}, rounds=1)
     profile = Profile((call(PRODUCT, 3.0),), 3.0, 0.0, ())
-    found = Explanation("x", "f32", LIMITS, groups_of(profile, LIMITS), (), profile, baseline)
+    found = Explanation("x", "bf16", LOWERING, LIMITS, groups_of(profile, LIMITS), (), profile, baseline)
     trace = json.loads(json.dumps(found.trace()))
     assert {event["pid"] for event in trace["traceEvents"]} == {1, 2}
     assert [event["dur"] for event in trace["traceEvents"] if event["pid"] == 1 and event["ph"] == "X"] == [3.0]
-    assert json.loads(json.dumps(found.to_json()))["tuned"]["groups"][0]["parameters"] == {"tile": 4}
+    told = json.loads(json.dumps(found.to_json()))
+    assert told["tuned"]["groups"][0]["parameters"] == {"tile": 4}
+    assert told["lowering"]["kept"] == [{"layer": 3, "what": "a layer", "effect": 1.5}]
+
+
+def test_groups_tell_what_they_compute_in():
+    lowered = replace(PRODUCT, attributes=(("precision", "bf16"),))
+    profile = Profile((call(lowered, 3.0), call(PRODUCT, 3.0), call(None, 1.0)), 7.0, 0.0, ())
+    assert [group.precision for group in groups_of(profile, LIMITS)] == ["bf16", "f32", "f32"]
+
+
+def test_what_is_kept_is_read_from_the_artifact(tmp_path):
+    cache, device = KernelsCache(tmp_path / "cache"), DeviceKey.for_cpu()
+    digests = [digest_of({"artifact": i}) for i in range(3)]
+    for digest, manifest in zip(digests, ({"lowering": LOWERING.to_json()}, {}, {"lowering": {}}), strict=True):
+        (tmp_path / "file").write_text("x")
+        told = {**manifest, "key": {"artifact": digests.index(digest)}}
+        cache.publish("artifacts", digest, device.digest, {"file": tmp_path / "file"}, told)
+    assert recall_lowering(cache, device, digests[0]) == LOWERING
+    assert recall_lowering(cache, device, digests[1]) is None
+    assert recall_lowering(cache, device, "0" * 64) is None
+    with pytest.raises(EngineError, match="not understood"):
+        recall_lowering(cache, device, digests[2])

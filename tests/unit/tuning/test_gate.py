@@ -67,6 +67,37 @@ def test_nan_and_infinity_must_match(expected, found, reason):
     json.dumps(check.to_json(), allow_nan=False)
 
 
+def test_noise_is_held_to_its_root_mean_square_and_single_elements_to_ten_times_it():
+    generator = np.random.default_rng(0)
+    expected = generator.standard_normal(100_000)
+
+    def off_by(error):
+        return check_output(
+            "OUT", "FP32", *(np.float32(one) for one in (expected, expected + error)), 4e-2, "set 1", noisy=True
+        )
+
+    noise = generator.standard_normal(100_000)
+    assert off_by(0.03 * noise).passed, "many single elements are off by more than 4 %"
+    assert 0.02 < off_by(0.03 * noise).max_error < 0.03
+    assert "root mean square" in off_by(0.08 * noise).reason
+    one_wrong = np.zeros(100_000)
+    one_wrong[7] = 3.0
+    assert "1 of 100000 elements are off by more than 0.4" in off_by(one_wrong).reason
+    assert off_by(one_wrong).max_error > 4e-2, "what is told is comparable with the tolerance"
+
+
+def test_low_precision_alone_may_be_noisy():
+    expected, found = [np.ones(1000, np.float32)], [np.ones(1000, np.float32)]
+    found[0][0] = 1.1
+    checked = {
+        precision: check_outputs(
+            ["A"], {"A": "FP32"}, expected, found, precision=precision, tolerance=0.04, inputs="set 1"
+        )[0].passed
+        for precision in ("f32", "int8", "bf16")
+    }
+    assert checked == {"f32": False, "int8": False, "bf16": True}
+
+
 def test_nan_and_infinity_in_the_same_places_pass():
     assert checked([np.nan, np.inf, -np.inf, 1.0], [np.nan, np.inf, -np.inf, 1.0]).passed
     assert checked([np.nan, np.nan], [np.nan, np.nan]).passed

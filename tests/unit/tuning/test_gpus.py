@@ -98,15 +98,23 @@ GPU_PLACES = (("gpu a", 1), ("gpu a", 0))
 
 
 def test_a_model_on_gpus_has_tensor_cores_by_default_where_there_are_any():
-    assert served(GPU_PLACES, precisions={"gpu a": "tf32"}).parameters == {"precision": "tf32"}
-    assert served(GPU_PLACES, precisions={}).parameters == {}
-    assert served((("cpu", 0),), precisions={"gpu a": "tf32"}).parameters == {}
+    assert served(GPU_PLACES, precisions={"gpu a": "tf32"}).parameters_on("gpu a") == {"precision": "tf32"}
+    assert served(GPU_PLACES, precisions={}).parameters_on("gpu a") == {}
+    assert served((("cpu", 0),), precisions={"gpu a": "tf32"}).parameters_on("cpu") == {}
 
 
 def test_settings_are_those_of_the_devices_kind():
-    assert served(GPU_PLACES, "gpu cpu").parameters["tolerance"] == "0.5"
-    assert served((("cpu", 0),), "gpu cpu").parameters["tolerance"] == "0.25"
-    assert "tolerance" not in served(GPU_PLACES, "cpu").parameters
+    assert served(GPU_PLACES, "gpu cpu").parameters_on("gpu a")["tolerance"] == "0.5"
+    assert served((("cpu", 0),), "gpu cpu").parameters_on("cpu")["tolerance"] == "0.25"
+    assert "tolerance" not in served(GPU_PLACES, "cpu").parameters_on("gpu a")
+
+
+def test_a_model_on_both_has_both_settings():
+    both = served((("cpu", 0), ("gpu a", 0), ("gpu b", 1)), "gpu cpu", precisions={"gpu a": "tf32"})
+    assert both.parameters_on("cpu") == {"tolerance": "0.25"}
+    assert both.parameters_on("gpu a") == {"tolerance": "0.5", "precision": "tf32"}
+    assert both.parameters_on("gpu b") == {"tolerance": "0.5"}
+    assert both.kinds == {"cpu", "gpu a", "gpu b"}
 
 
 def test_it_is_told_where_it_runs():

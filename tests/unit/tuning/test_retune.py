@@ -125,7 +125,7 @@ def test_open_questions_are_left_when_the_time_for_tuning_is_used_up(rig):
     rig.model({"*": {"outcome": "refused", "verdict": {"inconclusive": True}, "reason": "noise"}}, max_batch_size=1)
     rig.run()
     [record] = rig.tuner._book.records.values()
-    record.spent_seconds = 1e9
+    record.spent_seconds = {"cpu": 1e9}
     rig.pass_time(1000)
     rig.run()
     assert len(rig.children()) == 1

@@ -37,6 +37,14 @@ def convert_integers(mod: tvm.IRModule, precision: Precision) -> tvm.IRModule:
     return tidy(tvm.IRModule(functions, attrs=mod.attrs))
 
 
+def integer_layers(mod: tvm.IRModule) -> list[str]:
+    """The layers of `main` that can be computed with integers, in the order by which `Precision.kept` names them."""
+    function = mod["main"]
+    integers = _Integers(mod, definitions(function), frozenset())
+    integers.visit_expr(function)
+    return integers.layers
+
+
 @relax.expr_functor.mutator
 class _Integers(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def __init__(self, mod: tvm.IRModule, defined: Mapping[Any, Any], kept: frozenset[int]) -> None:
@@ -44,7 +52,8 @@ class _Integers(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         self._defined, self._kept = defined, kept
         #: Original variable -> its whole numbers, as int8.
         self._whole: dict[Any, Any] = {}
-        self._num_layers = 0
+        #: All that could be lowered, in words.
+        self.layers: list[str] = []
 
     def visit_var_binding_(self, binding: Any) -> None:
         multiples = find_multiples(binding.var, self._defined)
@@ -68,8 +77,9 @@ class _Integers(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         quantized = find_quantized_weight(weight, self._defined, _OUTPUT_AXES[name])
         if multiples is None or not _fits(multiples) or quantized is None:
             return super().visit_call_(call)
-        self._num_layers += 1
-        if self._num_layers - 1 in self._kept:
+        result = tensor_type(call)
+        self.layers.append(f"{name.rpartition('.')[2]} to {list(result.shape) if result is not None else '?'}")
+        if len(self.layers) - 1 in self._kept:
             return super().visit_call_(call)
         operands = self._numbers(data, multiples), self.visit_expr(quantized.values)
         if name == "relax.matmul":

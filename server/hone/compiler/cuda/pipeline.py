@@ -19,21 +19,22 @@ from hone.compiler.build import Library
 from hone.compiler.choices import Choices, KernelCall
 from hone.compiler.cuda.attention import find_fused_attention
 from hone.compiler.cuda.build import build_module
-from hone.compiler.cuda.integers import convert_integers
+from hone.compiler.cuda.integers import convert_integers, integer_layers
 from hone.compiler.cuda.layout import channels_last
 from hone.compiler.cuda.means import means_as_sums
 from hone.compiler.cuda.memory import plan_gpu_memory
 from hone.compiler.cuda.padding import Padding, find_paddings, pad
 from hone.compiler.cuda.partition import Templates, Wanted, partition, wanted
-from hone.compiler.cuda.precision import STORED, convert_precision
+from hone.compiler.cuda.precision import STORED, convert_precision, lowered_layers
 from hone.compiler.cuda.schedule import schedule
 from hone.compiler.cuda.softplus import find_softplus
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.phases.canonicalize import canonicalize
 from hone.compiler.phases.fuse import fuse
 from hone.compiler.phases.packing import content_digest, packing_keys
+from hone.compiler.phases.precision import Precision
 from hone.compiler.phases.schedule import ScheduledFunction
-from hone.compiler.pipeline import Dump, Model
+from hone.compiler.pipeline import Dump, Model, failures_told
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
 from hone.compiler.templates.cutlass.toolchain import CudaToolchain, find_toolchain
@@ -59,7 +60,8 @@ class CudaCompilation:
     @property
     def math(self) -> str:
         """How products of float32 are computed."""
-        return "tf32" if self.choices.precision.name == "tf32" else "f32"
+        precision = self.choices.precision
+        return "tf32" if "tf32" in (precision.name, precision.kept_in) else "f32"
 
     def takes(self, workload: Workload) -> bool:
         return any(template.matches(workload, self.target) for template in self.templates)
@@ -137,6 +139,7 @@ CODE_PHASES: tuple[CudaPhase, ...] = (
         lambda mod, compilation: plan_gpu_memory(mod, capture=compilation.capture and not compilation.target.twin),
     ),
 )
+_NUM_UNSCHEDULED = 2
 #: Phase 10, build, makes machine code of all of it; phase 11, export, writes files (`compiler/artifact.py`).
 PHASES: tuple[CudaPhase, ...] = (*GRAPH_PHASES, PAD_PHASE, *CODE_PHASES)
 
@@ -153,7 +156,8 @@ def compile_cuda_model(
 ) -> CompiledCudaModel:
     """Compile for one kind of GPU, which need not be here. `capture`: kernels are replayed as CUDA graphs.
 
-    Raises BuildFailed when TVM or nvcc refuses, and ToolchainMissing (a BuildFailed) where there is no nvcc.
+    Raises BuildFailed when nvcc refuses, ToolchainMissing (a BuildFailed) where there is no nvcc, and GraphRefused,
+    with the phase, where TVM does not take the graph.
     """
     compilation = _compilation(target, choices, templates, capture)
     compilation.parameters = tuple(content_digest(array) for array in model.params.values())
@@ -186,6 +190,25 @@ def cuda_workloads(
     return wanted(means_as_sums(mod), target, templates, compilation.math)
 
 
+def cuda_layers(
+    model: Model, target: CudaTarget, choices: Choices, *, templates: Templates = CUTLASS_TEMPLATES
+) -> list[str]:
+    """The layers that the precision of `choices` lowers, in the order by which `Precision.kept` names them."""
+    compilation = _compilation(target, choices, templates, False)
+    mod = run_phases(model.mod, GRAPH_PHASES[:1], compilation, None)
+    precision = Precision(choices.precision.name)
+    return integer_layers(mod) if precision.name == "int8" else lowered_layers(mod, precision)
+
+
+def cuda_functions(
+    model: Model, target: CudaTarget, choices: Choices, *, templates: Templates = CUTLASS_TEMPLATES
+) -> tvm.IRModule:
+    """The module before functions are scheduled, as `compile_cuda_model` comes by it with the same choices."""
+    compilation = _compilation(target, choices, templates, False)
+    compilation.parameters = tuple(content_digest(array) for array in model.params.values())
+    return run_phases(model.mod, (*GRAPH_PHASES, PAD_PHASE, *CODE_PHASES[:_NUM_UNSCHEDULED]), compilation, None)
+
+
 def cuda_paddings(
     model: Model, target: CudaTarget, choices: Choices | None = None, *, templates: Templates = CUTLASS_TEMPLATES
 ) -> tuple[Padding, ...]:
@@ -193,6 +216,13 @@ def cuda_paddings(
     compilation = _compilation(target, choices, templates, False)
     mod = run_phases(model.mod, GRAPH_PHASES, compilation, None)
     return find_paddings(mod, compilation.choices.paddings, math=compilation.math)
+
+
+def run_plain_phases(model: Model, target: CudaTarget) -> None:
+    """All that comes before code is made, without kernels. Raises GraphRefused where TVM does not take the graph."""
+    compilation = _compilation(target, None, (), False)
+    compilation.parameters = tuple(content_digest(array) for array in model.params.values())
+    run_phases(model.mod, PHASES, compilation, None)
 
 
 def _compilation(target: CudaTarget, choices: Choices | None, templates: Templates, capture: bool) -> CudaCompilation:
@@ -204,7 +234,8 @@ def run_phases(mod: Any, phases: Sequence[CudaPhase], compilation: CudaCompilati
     with compilation.tvm(), tvm.transform.PassContext(opt_level=3, config=config):
         for name, phase in phases:
             started = time.perf_counter()
-            mod = phase(mod, compilation)
+            with failures_told(name):
+                mod = phase(mod, compilation)
             compilation.phase_seconds[name] = time.perf_counter() - started
             if dump is not None:
                 dump(name, mod)

@@ -74,6 +74,16 @@ def convert_precision(mod: tvm.IRModule, precision: Precision) -> tvm.IRModule:
     return tidy(tvm.IRModule(functions, attrs=mod.attrs))
 
 
+def lowered_layers(mod: tvm.IRModule, precision: Precision) -> list[str]:
+    """The layers of `main` that the precision lowers, in the order by which `Precision.kept` names them."""
+    low = STORED[precision.name]
+    if low == "float32":
+        return []
+    caster = _Caster(mod, low, precision, _weights(mod["main"]))
+    caster.visit_expr(mod["main"])
+    return caster.layers
+
+
 def _weights(function: Any) -> set[Any]:
     num_inputs = int(function.attrs["num_input"]) if function.attrs and "num_input" in function.attrs else 0
     return set(function.params[num_inputs:])
@@ -99,7 +109,8 @@ class _Caster(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         self._lows: dict[Any, Any] = {}
         #: Values that exist in the low precision only, until someone asks for them in full.
         self._only_low: set[Any] = set()
-        self._num_layers = 0
+        #: All that could be lowered, in words.
+        self.layers: list[str] = []
 
     def visit_var_binding_(self, binding: Any) -> None:
         used = relax.analysis.free_vars(binding.value)
@@ -134,21 +145,21 @@ class _Caster(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
             return None
         anchor = read_anchor(call)
         if anchor is not None:
-            return self._anchor(anchor, result) if self._takes_layer() else None
+            return self._anchor(anchor, result) if self._takes_layer(str(anchor.op), result) else None
         if not isinstance(call.op, tvm.ir.Op):
             return None
         name = str(call.op.name)
         if name in ("relax.matmul", "relax.nn.conv2d", "relax.nn.conv2d_transpose"):
-            return self._product(call, name) if self._takes_layer() else None
+            return self._product(call, name) if self._takes_layer(name, result) else None
         if name in _CLOSED or name in _CLOSED_MEANS or self._is_mean_of_image(call, name):
             return self._closed(call) if any(self._is_low(argument) for argument in _operands(call)) else None
         if name in _FOLLOWING or (name in ITEMWISE and name not in _EXACT_ITEMWISE):
             return self._following(call) if self._follows(call) else None
         return None
 
-    def _takes_layer(self) -> bool:
-        self._num_layers += 1
-        return self._num_layers - 1 not in self._kept
+    def _takes_layer(self, name: str, result: TensorType) -> bool:
+        self.layers.append(f"{name.rpartition('.')[2]} to {list(result.shape)}")
+        return len(self.layers) - 1 not in self._kept
 
     def _product(self, call: Any, name: str) -> Any:
         a, b = self._in_low(call.args[0]), self._in_low(call.args[1])

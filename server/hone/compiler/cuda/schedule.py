@@ -6,6 +6,7 @@ Under a twin the same functions are scheduled for the CPU, as the compiler for C
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -42,12 +43,12 @@ def schedule(
 ) -> tuple[tvm.IRModule, list[ScheduledFunction]]:
     """Every function bound to threads of a GPU, or scheduled for `host` where the target is a twin."""
     if target.twin:
-        return schedule_for_cpu(mod, host, choices)
+        return schedule_for_cpu(mod, host, replace(choices, schedules={}))  # those are for GPUs
     functions = dict(mod.functions.items())
     calls = calls_of_main(mod)
     report = []
     for name, func in functions.items():
-        if not isinstance(func, tirx.PrimFunc) or _is_scheduled(func):
+        if not isinstance(func, tirx.PrimFunc) or is_scheduled(func):
             continue
         digest = function_digest(func)
         trace = choices.schedules.get(digest)
@@ -79,7 +80,12 @@ def modelled_microseconds(func: Any, target: CudaTarget) -> float:
     return target.microseconds(0.0, num_bytes)
 
 
-def _is_scheduled(func: Any) -> bool:
+def plain_cuda_schedule(func: Any, target: CudaTarget) -> Any:
+    """The function as it is scheduled without a search."""
+    return _by_rule(func, target)[1]
+
+
+def is_scheduled(func: Any) -> bool:
     return bool(func.attrs) and _IS_SCHEDULED in func.attrs and bool(func.attrs[_IS_SCHEDULED])
 
 

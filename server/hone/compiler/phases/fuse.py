@@ -7,23 +7,27 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from hone.compiler.phases.concats import KeepConcats, legalize_concat
 from hone.compiler.phases.types import OPAQUE
 
 
-def fuse(mod: tvm.IRModule) -> tvm.IRModule:
+def fuse(mod: tvm.IRModule, *, concats_in_place: bool = False) -> tvm.IRModule:
     """`main` takes its inputs and one tuple of prepared weights; `main_transform_params` prepares them, once a load.
 
     What is left of operators is legalised to TIR and fused (element-wise behind and before what it belongs to).
+    `concats_in_place`: concatenations are marked and kept for a phase that leaves them out.
     """
+    own = {"relax.concat": legalize_concat} if concats_in_place else {}
     return tvm.transform.Sequential(
         [
             relax.transform.LiftTransformParams(),
             relax.transform.BundleModelParams(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(),
+            relax.transform.LegalizeOps(own),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             _KeepReshapes(),
+            *([KeepConcats()] if concats_in_place else []),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             relax.transform.DeadCodeElimination(["main", "main_transform_params"]),

@@ -76,12 +76,25 @@ def workloads(mod: tvm.IRModule, target: CpuTarget, precision: Precision) -> dic
 
 def layers(mod: tvm.IRModule, target: CpuTarget, precision: str) -> list[Workload]:
     """What can be lowered to a precision, in the order by which `Precision.kept` names layers."""
+    return layers_in_order(mod, target, precision)[0]
+
+
+def layers_in_order(mod: tvm.IRModule, target: CpuTarget, precision: str) -> tuple[list[Workload], list[int]]:
+    """The same, and their places in that list in the order of execution: a group is called where its last member
+    stands, and named where its first does."""
     found: list[Workload] = []
+    order: list[int] = []
     for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            groups = _groups(function, target, F32)
-            found += [groups[at].workload for at in lowerable(function, groups, target, precision)]
-    return found
+        if not isinstance(function, relax.Function):
+            continue
+        groups = _groups(function, target, F32)
+        chosen = [groups[at] for at in lowerable(function, groups, target, precision)]
+        block = function.body.blocks if isinstance(function.body, relax.SeqExpr) else ()
+        stands = {binding.var: at for at, binding in enumerate(one for part in block for one in part.bindings)}
+        places = sorted(range(len(chosen)), key=lambda i: stands[chosen[i].bindings[-1].var])
+        order += [len(found) + place for place in places]
+        found += [group.workload for group in chosen]
+    return found, order
 
 
 def _groups(function: Any, target: CpuTarget, precision: Precision) -> list[_Group]:

@@ -33,6 +33,8 @@ class Precision:
 
     name: str = "f32"
     kept: frozenset[int] = frozenset()
+    kept_in: str = "f32"
+    """What products of those kept are computed in, on GPUs: "f32" or "tf32"."""
 
 
 F32 = Precision()

@@ -11,16 +11,30 @@ from types import MappingProxyType
 from onnx import NodeProto
 
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
-from hone.compiler.rewrites import control_flow, elementary, quantized, recurrent, resize
+from hone.compiler.rewrites import (
+    control_flow,
+    elementary,
+    patches,
+    quantized,
+    recurrent,
+    resize,
+    sequences,
+    spectral,
+)
 from hone.compiler.rewrites.evaluate import fold
 
 Rewrite = Callable[[Graph, NodeProto], list[NodeProto] | None]
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
+        "Col2Im": patches.col2im,
         "ConvInteger": quantized.conv_integer,
         "ConvTranspose": elementary.conv_transpose,
+        "CumProd": sequences.cumulative_product,
+        "DFT": spectral.dft,
+        "DeformConv": patches.deform_conv,
         "DequantizeLinear": quantized.dequantize_linear,
+        "Det": sequences.determinant,
         "Dropout": elementary.dropout,
         "EyeLike": elementary.eye_like,
         "GRU": recurrent.unroll,
@@ -29,6 +43,8 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "LSTM": recurrent.unroll,
         "Loop": control_flow.unroll_loop,
         "LpNormalization": elementary.lp_normalization,
+        "MaxPool": patches.max_pool_with_indices,
+        "MaxUnpool": patches.max_unpool,
         "OneHot": elementary.one_hot,
         "Pow": elementary.power,
         "QLinearConv": quantized.qlinear_conv,
@@ -38,8 +54,10 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "ReduceMin": elementary.reduce_truth,
         "Resize": resize.resize,
         "ReverseSequence": elementary.reverse_sequence,
+        "STFT": spectral.stft,
         "Scan": control_flow.unroll_scan,
         "SpaceToDepth": elementary.space_to_depth,
+        "TensorScatter": sequences.tensor_scatter,
     }
 )
 

@@ -1,4 +1,4 @@
-"""Integer divisions by what a run brings.
+"""Integer divisions, and shifts, by what a run brings.
 
 A processor faults at a division by zero, and at that of the least integer by -1. ONNX Runtime answers the first with an
 error, and the second as two's complement has it: the least integer, remainder zero.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, helper
 
-from hone.compiler.onnx_graph import Emitter, Graph
+from hone.compiler.onnx_graph import Emitter, Graph, attribute
 from hone.compiler.rewrites.guards import require
 
 
@@ -32,6 +32,43 @@ def guard_divisions(graph: Graph) -> None:
         nodes.extend([node] if made is None else made)
     if len(nodes) != len(graph.nodes):
         graph.replace_nodes(nodes)
+
+
+def hold_shifts(graph: Graph) -> None:
+    """Make every BitShift right for distances of the type's width and more, and below zero: nothing is left then but,
+    to the right, the sign. Compiled code minds some of the distance's digits only. To be done once, at the end."""
+    nodes: list[NodeProto] = []
+    for node in list(graph.nodes):
+        made = _held(graph, node) if node.op_type == "BitShift" else None
+        nodes.extend([node] if made is None else made)
+    if len(nodes) != len(graph.nodes):
+        graph.replace_nodes(nodes)
+
+
+def _held(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """Nodes in its place; None where every distance is known to be within the width."""
+    element = graph.dtype(node.input[0])
+    if element is None:
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(element))
+    width = dtype.itemsize * 8
+    value, distance = node.input
+    known = graph.constant(distance)
+    if known is not None and np.all((known >= 0) & (known < width)):
+        return None
+    emit = Emitter(graph, node)
+    longest = emit.constant(np.array(width - 1, dtype))
+    beyond = emit("Greater", distance, longest)
+    if dtype.kind == "i":
+        beyond = emit("Or", beyond, emit("Less", distance, emit.constant(np.array(0, dtype))))
+    held = emit("Where", beyond, longest, distance)
+    if dtype.kind == "i" and attribute(node, "direction") == "RIGHT":  # the longest distance leaves the sign
+        return [*emit.made, _copy(node, value, held, node.output[0])]
+    shifted = graph.fresh(f"{node.output[0]}/shifted")
+    emit.made.append(_copy(node, value, held, shifted))
+    zero = emit.constant(np.array(0, dtype))
+    emit.made.append(helper.make_node("Where", [beyond, zero, shifted], [node.output[0]]))
+    return emit.made
 
 
 def _guarded(graph: Graph, node: NodeProto) -> list[NodeProto] | None:

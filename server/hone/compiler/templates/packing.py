@@ -78,6 +78,6 @@ class Packer:
                 return array
         built = tvm.tirx.build(tvm.IRModule({"pack": func.with_attr("global_symbol", "pack")}), target="llvm")["pack"]
         array = aligned_empty(packing.result.shape, np.dtype(packing.result.dtype))
-        built(tvm.runtime.tensor(self._inputs[at]), tvm_ffi.from_dlpack(array))
+        built(tvm.runtime.tensor(self._inputs[at]), tensor_of(array))
         self._made.append((at, func, array))
         return array

@@ -5,6 +5,7 @@ import { badge, bar, el, setAttribute, setText, table } from "./dom.js";
 import { duration, percent, rate, times, trim } from "./format.js";
 
 const HEADS = ["Group (operator and what is fused behind it)", "Template and parameters", "Layout", { name: "Time", number: true }, "Share", { name: "GFLOP/s", number: true }, "Of the machine’s limit"];
+const KNOWN_HEADS = ["Group (operator and what is fused behind it)", "Template and parameters", { name: "Calls", number: true }, { name: "Time", number: true }, "Share", { name: "GFLOP/s", number: true }, "Of the machine’s limit"];
 
 export class KernelMap {
   constructor(name) {
@@ -50,10 +51,12 @@ export class KernelMap {
   async recall(isTuned) {
     try {
       const found = await call("GET", this.path);
+      const known = found ? null : await call("GET", `/dashboard/kernels/${encodeURIComponent(this.name)}?batch=${this.batch}`);
       if (found) this.draw(found);
+      else if (known) this.drawKnown(known);
       else {
         this.place.replaceChildren(el("p", { class: "empty" }, isTuned
-          ? "Not profiled since the last swap. Profiling takes some seconds, beside serving, at idle priority."
+          ? "Nothing tuned serves this batch size now, or it keeps no map. Profiling takes some seconds, beside serving, at idle priority."
           : "Nothing tuned serves now. Profiling compiles it with what is decided so far."));
       }
     } catch (problem) {
@@ -76,6 +79,19 @@ export class KernelMap {
       this.isBusy = false;
       setAttribute(this.button, "disabled", null);
     }
+  }
+
+  /** What tuning kept: each kernel as its search timed it alone. */
+  drawKnown(told) {
+    const timed = told.groups.filter((group) => group.share !== null);
+    const parts = told.rest_share > 0.001 ? [...timed, { what: "generated functions, and between calls", share: told.rest_share }] : timed;
+    this.place.replaceChildren(
+      el("p", {}, `What tuning knows, ${told.precision} precision: ${timed.length
+        ? `kernels take ${duration(told.measured_us)} together, measured one by one` : "generated functions alone"}`,
+        told.tuned_us ? `, the whole module ${duration(told.tuned_us)}. ` : ". ",
+        el("span", { class: "hint" }, "“Profile kernels” times every call in its place, beside the baseline’s.")),
+      strip(parts),
+      table("Kernels and functions of the tuned module", KNOWN_HEADS, told.groups.map(knownRow), "kernels"));
   }
 
   draw(told) {
@@ -111,6 +127,18 @@ function row(group, index) {
     el("td", {}, group.layout || "–"),
     el("td", { class: "number" }, duration(group.microseconds)),
     el("td", {}, el("span", { class: "with-bar" }, bar(group.share, "tuned"), percent(group.share))),
+    el("td", { class: "number" }, group.gflops ? rate(group.gflops) : "–"),
+    el("td", {}, group.of_roofline === null ? "–" : el("span", { class: "with-bar" }, bar(group.of_roofline, "good"), percent(group.of_roofline))));
+}
+
+function knownRow(group) {
+  const parameters = Object.entries(group.parameters ?? {}).map(([name, value]) => `${name}=${value}`).join(" ");
+  return el("tr", {},
+    el("th", { scope: "row" }, el("code", {}, group.what)),
+    el("td", {}, badge(group.template || "generated", "queued"), parameters ? el("code", { class: "parameters" }, parameters) : ""),
+    el("td", { class: "number" }, String(group.num_calls)),
+    el("td", { class: "number" }, group.microseconds === null ? "–" : duration(group.microseconds)),
+    el("td", {}, group.share === null ? "–" : el("span", { class: "with-bar" }, bar(group.share, "tuned"), percent(group.share))),
     el("td", { class: "number" }, group.gflops ? rate(group.gflops) : "–"),
     el("td", {}, group.of_roofline === null ? "–" : el("span", { class: "with-bar" }, bar(group.of_roofline, "good"), percent(group.of_roofline))));
 }

@@ -190,7 +190,7 @@ function progress(tuning, mode, isBusy, key) {
     if (job.num_measured !== undefined) {
       rows.push(["Candidates", `${count(job.num_built)} built, ${count(job.num_measured)} measured, ${count(job.num_failed)} failed`]);
     }
-    if (job.seconds_left !== undefined) rows.push(["Time left", `${seconds(job.seconds_left)} at least (time in which it steps aside does not count)`]);
+    if (job.seconds_left !== undefined) rows.push(["Budget left", `${seconds(job.seconds_left)} of running at most; it ends sooner when nothing is left to gain`]);
     if (isBusy) rows.push(["Steps aside", "requests are being answered: tuning takes only what they leave"]);
   } else if (tuning.reason) {
     rows.push([tuning.state === "paused" || tuning.state === "queued" ? "Why" : "Reason", tuning.reason]);

@@ -22,6 +22,8 @@ MAX_CANDIDATES = 12
 
 _DTYPE_CODES = {"float32": (2, 32), "bfloat16": (4, 16), "uint16": (1, 16), "int8": (0, 8)}  # DLPack's
 _AMX_POSITIONS = 16
+#: What the busiest of two threads does over half of all, where the other does next to nothing.
+_IDLE = 1.9
 
 
 class DotTemplate(RenderedTemplate):
@@ -69,6 +71,9 @@ class DotTemplate(RenderedTemplate):
                     self.name, rows=rows, columns=columns, vectors=vectors, split=split, chunk=chunk
                 )
                 found.append((cost * (_imbalance(geometry, candidate) if parallel else 1.0), candidate))
+        if parallel:  # a thread without work is never faster; on a busy machine it may look so
+            shared = [pair for pair in found if _imbalance(geometry, pair[1]) < _IDLE]
+            found = shared or found
         found.sort(key=lambda pair: (pair[0], str(pair[1])))
         # Both ways of sharing the work are tried: what caches make of it is not in the cost.
         kinds = [[one for _, one in found if one["split"] == split] for split in (0, 1)]

@@ -21,10 +21,7 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
         f"select(_mm512_cmp_ps_mask({a}, _mm512_setzero_ps(), _CMP_GT_OQ), {a}, _mm512_mul_ps({a}, {slope}))"
     ),
     "silu": lambda a: f"_mm512_mul_ps({a}, sigmoid16({a}))",
-    "gelu": lambda a: (
-        f"_mm512_mul_ps(_mm512_mul_ps({a}, _mm512_set1_ps(0.5f)), _mm512_add_ps(_mm512_set1_ps(1.0f),"
-        f" erf16(_mm512_mul_ps({a}, _mm512_set1_ps(0.70710678f)))))"
-    ),
+    "gelu": lambda a: f"gelu16({a})",
     "sigmoid": lambda a: f"sigmoid16({a})",
     "tanh": lambda a: f"tanh16({a})",
     "erf": lambda a: f"erf16({a})",

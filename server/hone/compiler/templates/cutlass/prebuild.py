@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -77,14 +76,17 @@ def plan(
         if unknown := [name for name in given if name not in known]:
             raise ValueError(f"'{unknown[0]}' is unknown, expected some of {', '.join(known)}")
     templates = cutlass_templates(cuda_home)
-    lists = [_of_tail(workloads, templates, target) for workloads in _kinds(families, dtypes)]
-    # The best of every kind of epilogue before the second best of any.
+    weighed = [
+        (1.0 / ((1 + tail) * (1 + rank)), planned)
+        for tail, workloads in _kinds(families, dtypes)
+        for rank, planned in enumerate(_of_tail(workloads, templates, target))
+    ]
+    # The m-th guess for the n-th of epilogues is worth 1/(n m): the first guess for a rare one comes behind the second
+    # for the most frequent. Equal ones stay in order, as a sort is stable.
+    weighed.sort(key=lambda pair: -pair[0])
     found: dict[str, PlannedKernel] = {}
-    for row in zip_longest(*lists):
-        for planned in row:
-            if planned is not None:
-                digest = planned.template.digest(planned.workload, planned.candidate, target)
-                found.setdefault(digest, planned)
+    for _, planned in weighed:
+        found.setdefault(planned.template.digest(planned.workload, planned.candidate, target), planned)
     return list(found.values())
 
 
@@ -104,22 +106,25 @@ def _of_tail(
     return [example[key] for key, _ in points.most_common(MAX_KERNELS_A_KIND)]
 
 
-def _kinds(families: Sequence[str], dtypes: Sequence[str]) -> Iterable[list[Workload]]:
-    """Layers that one kernel can serve, so that its candidates are ranked for all of them together."""
+def _kinds(families: Sequence[str], dtypes: Sequence[str]) -> Iterable[tuple[int, list[Workload]]]:
+    """Layers that one kernel can serve, so that its candidates are ranked for all of them together; and the place of
+    their epilogue among all, by how frequent it is."""
     for dtype in dtypes:
         if "gemm" in families:
-            for tail in _GEMM_TAILS:
-                yield [_gemm(size, dtype, tail) for size in _GEMMS]
+            for place, tail in enumerate(_GEMM_TAILS):
+                yield place, [_gemm(size, dtype, tail) for size in _GEMMS]
         for family, layers, tails in (
             ("conv2d", _CONVOLUTIONS, _CONVOLUTION_TAILS),
             ("depthwise", tuple((n, hw, c, c, k, s) for n, hw, c, k, s in _DEPTHWISE), _DEPTHWISE_TAILS),
         ):
             if family not in families:
                 continue
-            for tail in tails:
+            for place, tail in enumerate(tails):
                 for kernel, stride in sorted({layer[4:] for layer in layers}):
+                    if stride > 1 and tail is not None and "residual" in tail:
+                        continue  # nets add where sizes stay
                     same = [layer for layer in layers if layer[4:] == (kernel, stride)]
-                    yield [_convolution(layer, dtype, tail, family == "depthwise") for layer in same]
+                    yield place, [_convolution(layer, dtype, tail, family == "depthwise") for layer in same]
 
 
 def _gemm(size: tuple[int, int, int], dtype: str, tail: tuple[str, ...] | None) -> Workload:

@@ -11,26 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hone.compiler.build import BuildFailed
+from hone.kernels.memory import free_gib
 
 NUM_SLOTS = 2
 #: What stays free beside a compiler.
 _RESERVE_GIB = 0.5
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 600.0
-_GIB = 1 << 30
-
-
-def free_gib() -> float:
-    """Memory that may be taken now without swapping, in GiB: the machine's, or less where control groups say so."""
-    free = float("inf")
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) / (1 << 20)
-    group = Path("/sys/fs/cgroup")
-    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        free = min(free, (int(limit) - int(used)) / _GIB)
-    return free
 
 
 @contextmanager
@@ -73,10 +60,3 @@ def _folder() -> Path:
     if found.st_uid != os.getuid() or folder.is_symlink():
         raise BuildFailed("a CUTLASS kernel", PermissionError(f"{folder} belongs to another user: remove it"))
     return folder
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

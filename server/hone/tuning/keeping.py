@@ -1,0 +1,74 @@
+"""Layers that stay in float32 so that a model in low precision holds its tolerance: made, compared, made again.
+
+Which layers those are is found by `sensitivity.find_kept`; here is what compile steps do with it, with one compilation
+a try. In the child only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hone.compiler.build import BuildFailed, LinkFailed
+from hone.errors import HoneError
+from hone.tuning.compiling import AnyEngine, Loaded
+from hone.tuning.sensitivity import Kept, OutputError, find_kept
+from hone.tuning.specialize import NotCompiled, Told
+
+#: Layers that a note names.
+_MAX_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The layers to keep (None: keeping none is enough, or nothing helps), and what people should know."""
+
+    kept: Kept | None
+    note: str = ""
+
+
+def find_layers_to_keep(
+    layers: Sequence[object],
+    name: str,
+    share: float,
+    error_of: OutputError,
+    make: Callable[[frozenset[int]], Loaded[AnyEngine] | NotCompiled],
+    deadline: float,
+    tell: Told,
+    dtype: str = "f32",
+) -> Keeping:
+    """`share` is the error with all layers in precision `name`, as a share of what is allowed: more than 1. `make`
+    compiles with these layers in float32, and may raise BuildFailed and LinkFailed. `dtype`: what people are told that
+    those layers are computed in."""
+    num_tried = 0
+
+    def error(kept: frozenset[int]) -> float | None:
+        nonlocal num_tried
+        if time.monotonic() > deadline:
+            return None
+        num_tried += 1
+        tell(0.75, f"looking for layers to keep in {dtype}: {num_tried} tried", num_tried=num_tried)
+        made = make(kept)
+        if isinstance(made, NotCompiled):
+            return None
+        try:
+            return error_of(made.engine.instantiate())
+        finally:
+            made.close()
+
+    try:
+        kept = find_kept(len(layers), error)
+    except (HoneError, BuildFailed, LinkFailed) as problem:
+        return Keeping(None, f"which layers to keep in {dtype} was not found: {problem}")
+    if kept is None:
+        off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
+        return Keeping(None, f"{off}, and no layers to keep in {dtype} were found")
+    tell(0.9, f"keeping {len(kept.layers)} of {len(layers)} layers in {dtype}")
+    return Keeping(kept, _note_of(kept, layers, dtype))
+
+
+def _note_of(kept: Kept, layers: Sequence[object], dtype: str) -> str:
+    told = [f"{at} ({layers[at]})" for at in sorted(kept.layers)]
+    more = f" and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
+    return f"kept in {dtype}: {len(told)} of {len(layers)} layers: {', '.join(told[:_MAX_NAMED])}{more}"

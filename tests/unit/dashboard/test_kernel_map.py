@@ -1,0 +1,72 @@
+"""The kernel map as the page gets it: out of the artifact's manifest, with shares of what the gate timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.dashboard.kernel_map import read_map
+from hone.kernels import Entry, KernelsCache, digest_of
+
+DEVICE = digest_of({"device": "test"})
+KERNEL = {"what": "conv2d 1x1", "template": "cpu.conv", "parameters": {"tile": 4}, "rule": ""}
+FUNCTION = {"what": "flatten", "template": "", "parameters": {}, "rule": "element-wise"}
+
+
+def line(**fields: Any) -> dict[str, Any]:
+    return {"num_calls": 1, "call_ns": None, "limit_ns": None, "operations": None, **fields}
+
+
+def publish(root: Path, **content: Any) -> str:
+    cache = KernelsCache(root)
+    try:
+        key = {"kind": "artifacts", "precision": "f32", "number": len(cache.entries())}
+        digest = digest_of(key)
+        published = cache.publish("artifacts", digest, DEVICE, {"m.so": b"y"}, {"key": key, **content})
+        assert isinstance(published, Entry)
+        return digest
+    finally:
+        cache.close()
+
+
+def test_times_shares_and_distance_from_the_limit(tmp_path: Path) -> None:
+    kernel = line(**KERNEL, num_calls=3, call_ns=2000.0, limit_ns=500.0, operations=8000.0)
+    digest = publish(tmp_path, kernel_map=[kernel, line(**FUNCTION)], verdict={"tuned_ms": 0.012})
+    publish(tmp_path, kernel_map=[])
+    told = read_map(tmp_path, digest)
+    assert told is not None
+    assert (told["artifact"], told["precision"], told["tuned_us"]) == (digest, "f32", 12.0)
+    assert (told["measured_us"], told["rest_us"], told["rest_share"]) == (6.0, 6.0, 0.5)
+    first, second = told["groups"]
+    assert first == {
+        "what": "conv2d 1x1",
+        "template": "cpu.conv",
+        "parameters": {"tile": 4},
+        "num_calls": 3,
+        "microseconds": 6.0,
+        "share": 0.5,
+        "gflops": 4.0,
+        "of_roofline": 0.25,
+    }
+    assert (second["template"], second["microseconds"], second["share"]) == ("element-wise", None, None)
+
+
+def test_kernels_that_are_slower_alone_have_no_more_than_all_of_the_time(tmp_path: Path) -> None:
+    lines = [line(**KERNEL, call_ns=9000.0), line(**KERNEL, call_ns=3000.0)]
+    told = read_map(tmp_path, publish(tmp_path, kernel_map=lines, verdict={"tuned_ms": 0.006}))
+    assert told is not None
+    assert [group["share"] for group in told["groups"]] == [0.75, 0.25]
+    assert told["rest_share"] == 0.0
+
+
+@pytest.mark.parametrize("content", [{}, {"kernel_map": None}])
+def test_artifacts_without_a_map_have_none(tmp_path: Path, content: dict[str, Any]) -> None:
+    assert read_map(tmp_path, publish(tmp_path, **content)) is None
+
+
+def test_what_is_not_there_has_none(tmp_path: Path) -> None:
+    assert read_map(tmp_path / "nothing", "0" * 64) is None
+    publish(tmp_path)
+    assert read_map(tmp_path, "0" * 64) is None
