@@ -3,11 +3,11 @@
 An open loop (requests are sent when they are due, whether or not earlier ones were answered; latency counts from when a
 request was due) at 25, 50 and 75 % of what one closed loop of eight connections gets through, against a server that
 does not tune, one that tunes the same model, the tuned one, and one that is swapped back and forth all the time. So
-that what tuning costs can be told from what sharing a machine costs, also beside a process that only computes, at the
-lowest priority, as tuning does.
+that what tuning costs can be told from what sharing a machine costs, also beside processes that know nothing of the
+server, at the lowest priority, as tuning is.
 "Before" is measured on both sides of "during", so that a machine that changes meanwhile does not look like tuning.
 Prints p50, p99 and the slowest, the number of failed requests, how long tuning took beside each load, and what share
-of the machine others took meanwhile. Ends within eight minutes.
+of the machine others took meanwhile. Takes about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ LOADS = (0.25, 0.5, 0.75)
 #: Bars at 50 % load p99 while tuning, and how long tuning takes, against the same without the other.
 P99_BAR, DURATION_BAR = 1.25, 3.0
 #: Tuning beside a load is watched for so many times its idle time, and so many seconds, at most.
-MAX_DURATION, MAX_TUNING_SECONDS = 3.2, 100.0
+MAX_DURATION, MAX_TUNING_SECONDS = 3.2, 170.0
+#: Neighbours: one computes within its registers, one writes memory beyond its caches, as compilers and searches do.
+NEIGHBOURS = {
+    "spinner": "while True: pass",
+    "memory": "import numpy\nblock = numpy.zeros(64 << 20, numpy.uint8)\nwhile True: block[:] = 1",
+}
 RESULTS = ROOT / "benchmarks" / "results" / "swap.json"
 
 
@@ -107,11 +112,11 @@ def lasting(seconds: float) -> Callable[[float], Awaitable[bool]]:
 
 
 @contextlib.contextmanager
-def computing() -> Iterator[None]:
-    """A process that does nothing but compute in its first cache, at the priority that tuning has: what sharing the
-    machine with anything costs."""
-    with child("spinner", [sys.executable, "-c", "while True: pass"]) as spinner:
-        os.sched_setscheduler(spinner.process.pid, os.SCHED_IDLE, os.sched_param(0))
+def computing(program: str) -> Iterator[None]:
+    """A process beside the server that knows nothing of it, at the priority that tuning has: what sharing the machine
+    with anything costs."""
+    with child("neighbour", [sys.executable, "-c", program]) as neighbour:
+        os.sched_setscheduler(neighbour.process.pid, os.SCHED_IDLE, os.sched_param(0))
         yield
 
 
@@ -134,8 +139,8 @@ async def idle_tuning(repository: Path, cache: Path) -> float:
 
 
 async def beside(repository: Path, cache: Path, rate: float, seconds: float, limit: float) -> dict[str, Any]:
-    """One load: without tuning, while tuning (`limit` seconds at most), after it, without it beside a process that
-    only computes, and without either again."""
+    """One load: without tuning, while tuning (`limit` seconds at most), after it, without it beside other
+    processes of its priority, and without any again."""
     before: list[float] = []
 
     async def without() -> Latencies:
@@ -154,8 +159,10 @@ async def beside(repository: Path, cache: Path, rate: float, seconds: float, lim
         finished = await settled(running.port)
         buckets = call(running.port)["buckets"]
         after = await phase(running, rate, lasting(seconds), [])
-    with server(repository, "--tuning=off") as running, computing():
-        spinner = await phase(running, rate, lasting(seconds), [])
+    neighbours = {}
+    for name, program in NEIGHBOURS.items():
+        with server(repository, "--tuning=off") as running, computing(program):
+            neighbours[name] = await phase(running, rate, lasting(seconds), [])
     second = await without()
     pooled = Latencies.of(
         before,
@@ -167,7 +174,7 @@ async def beside(repository: Path, cache: Path, rate: float, seconds: float, lim
         "before": pooled,
         "during": during,
         "after": after,
-        "spinner": spinner,
+        **neighbours,
         "tuning_seconds": tuning_seconds,
         "finished": finished,
         "buckets": buckets,
@@ -209,7 +216,7 @@ async def measure(folder: Path, seconds: float, loads: Sequence[float]) -> dict[
         found = await beside(
             repository, folder / f"{load}", load * full, seconds, min(MAX_DURATION * idle, MAX_TUNING_SECONDS)
         )
-        for name in ("before", "during", "after", "spinner"):
+        for name in ("before", "during", "after", *NEIGHBOURS):
             note(f"{load:4.0%} {name:9s} {found[name]}")
             found[name] = vars(found[name])
         told["loads"][f"{load:.0%}"] = found
@@ -231,13 +238,14 @@ def verdicts(told: dict[str, Any]) -> list[str]:
     for name, found in told["loads"].items():
         ratio = found["during"]["p99"] / found["before"]["p99"]
         longer = found["tuning_seconds"] / told["idle_tuning_seconds"]
-        spinner = found["spinner"]["p99"] / found["before"]["p99"]
-        found |= {"p99_ratio": ratio, "duration_ratio": longer, "spinner_p99_ratio": spinner}
+        beside = {name: found[name]["p99"] / found["before"]["p99"] for name in NEIGHBOURS}
+        found |= {"p99_ratio": ratio, "duration_ratio": longer, "neighbour_p99_ratios": beside}
         more = "" if found["finished"] else "more than "
         in_time = found["finished"] and longer <= DURATION_BAR
         met = ("", "") if name != "50%" else (_met(ratio <= P99_BAR, P99_BAR), _met(in_time, DURATION_BAR))
         lines.append(
-            f"{name:>4s} load: p99 while tuning {ratio:.2f} x without{met[0]}, beside mere computing {spinner:.2f} x;"
+            f"{name:>4s} load: p99 while tuning {ratio:.2f} x without{met[0]}, beside a spinner"
+            f" {beside['spinner']:.2f} x, a writer of memory {beside['memory']:.2f} x;"
             f" tuning took {more}{longer:.2f} x its idle time{met[1]}"
         )
     return lines

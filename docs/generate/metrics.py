@@ -34,6 +34,7 @@ model's `metric_tags`, and `gpu_uuid` where a model runs on a known GPU.
 
 _BUCKET = {
     "signature": "IN:FP32[1,4]",
+    "device": "cpu",
     "engine": "tvm",
     "generation": 1,
     "provisional": False,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
+from hone.tuning import group
 from hone.tuning.child import Child, Limits
 from tests.process.tuning_children import GENEROUS, Ran
+from tests.running import wait_until
 
 
 def test_a_done_job_reports_events_and_runs_as_told():
@@ -173,3 +178,54 @@ def test_children_leave_no_descriptors_open():
     for job in ("echo", "segfault", "raise"):
         Ran(job, value=1).run()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_a_cancelled_child_said_last_counts_no_more():
+    ran = Ran("echo", value=1)
+    steps = ran.child.steps()
+    next(steps)
+    while ran.child._watch._spec:  # it has not got its job yet
+        next(steps)
+    wait_until(lambda: group.has_ended(ran.child.pid), "it has said all and ended")
+    ran.child.cancel("it is to be tuned anew")
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert (end.value.value.outcome, end.value.value.reason) == ("cancelled", "it is to be tuned anew")
+    assert ran.events == []
+    ran.assert_gone()
+
+
+def _no_descriptor_left(*arguments, **fields):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_where_nobody_can_look_the_last_reading_counts(monkeypatch):
+    monkeypatch.setattr(group, "resident_bytes", _no_descriptor_left)
+    ran = Ran("echo", value=1)
+    result = ran.run()
+    assert (result.outcome, result.reason) == ("done", "")
+    ran.assert_gone()
+
+
+def test_pipes_are_closed_also_where_nobody_can_look_who_is_left(monkeypatch):
+    ran = Ran("hang")
+    steps = ran.child.steps()
+    next(steps)
+    watch = ran.child._watch
+    with monkeypatch.context() as patched:
+        patched.setattr(group, "end", _no_descriptor_left)
+        with pytest.raises(OSError, match="Too many open files"):
+            steps.close()
+    assert watch._open == []
+    watch.close()
+    ran.assert_gone()
+
+
+def test_a_reading_that_cannot_be_made_is_not_taken_for_an_end(monkeypatch):
+    own = os.getpid()
+    assert own in group.members(os.getpgid(own))
+    monkeypatch.setattr(Path, "read_text", _no_descriptor_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        group.members(os.getpgid(own))
+    with pytest.raises(OSError, match="Too many open files"):
+        group.resident_bytes([own])

@@ -73,7 +73,8 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
             assert bucket["outcome"] in ("passed", "refused"), settled
         np.testing.assert_allclose(answers(server), baseline, atol=1e-5)
         metrics = server.metrics()
-        assert re.search(r'hone_engine\{engine="tvm",model="chain",signature="[^"]*",version="1"\} 1', metrics)
+        labels = 'device="cpu",engine="tvm",model="chain",signature="[^"]*",version="1"'
+        assert re.search(rf"hone_engine\{{{labels}\}} 1", metrics)
         assert "hone_tuning_promotions_total 1" in metrics
         for engine in ("onnxruntime", "tvm"):
             for what in ("request", "execution"):

@@ -1,6 +1,7 @@
 """A tuning child that tells what the job's model name says, without compiling: `python tuning_script.py LIFE EVENTS`.
 
-The name's file in the job's folder, `<path>.script.json`, maps the text of a signature to what happens: an outcome, or
+The name's file in the job's folder, `<path>.script.json`, maps an artifact or the text of a signature to what happens:
+an outcome, or
 "crash", "hang", "garbage", "slow" (until the file `<path>.go` appears).
 """
 
@@ -34,7 +35,7 @@ def run(spec, emit):
     script = json.loads(Path(f"{path}.script.json").read_text(encoding="utf-8"))
     for i, task in enumerate(spec["tasks"]):
         text = " ".join(f"{n}:{d}[{','.join(map(str, s))}]" for n, d, s in task["signature"])
-        does = script.get(text, script.get("*"))
+        does = script.get(task["digest"], script.get(text, script.get("*")))
         tried = {"num_built": 3, "num_measured": 2, "num_failed": 1}
         emit("stage", stage=f"compiling for {text}", progress=(i + 0.5) / len(spec["tasks"]), index=i, **tried)
         match does:

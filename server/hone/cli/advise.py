@@ -64,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
         shapes = _shapes({spec.name: spec.shape for spec in engine.inputs}, arguments.shape, arguments.batch)
     finally:
         engine.close()
-    imported = import_model(path, shapes)
-    if isinstance(imported, Unsupported):
-        raise EngineError(f"{arguments.model}: the compiler does not take it: {imported.reason}")
     choices = Choices(precision=Precision(arguments.precision))
     try:
+        imported = import_model(path, shapes)
+        if isinstance(imported, Unsupported):
+            raise EngineError(f"{arguments.model}: the compiler does not take it: {imported.reason}")
         advice = advise(imported, target, choices, _measured(arguments.kernels_cache, target.name, target.arch))
     except BuildFailed as problem:
         raise EngineError(f"{arguments.model} does not compile: {problem}") from problem

@@ -161,7 +161,9 @@ def _reason(subject: Subject) -> str:
         status = subject.server.tuning(subject.model, subject.version)
     except (Restricted, NotFound):
         return "why is behind a key that was not given"
-    bucket = next((one for one in status["buckets"] if one["signature"] == subject.signature), None)
+    found = [one for one in status["buckets"] if one["signature"] == subject.signature]
+    # One for each kind of device: it is the one that does not run tuned that has a reason.
+    bucket = min(found, key=lambda one: bool(one["engine"] == "tvm"), default=None)
     return str((bucket and (bucket["reason"] or bucket["outcome"])) or f"its tuning is {status['state']}")
 
 

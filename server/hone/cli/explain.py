@@ -64,6 +64,7 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     from hone.engines.onnxruntime import OnnxRuntimeEngine
     from hone.kernels import DeviceKey, KernelsCache
     from hone.repository import ModelRepository, narrowed
+    from hone.specialization import CPU
     from hone.tuning.domains import derive_domains
     from hone.tuning.explanation import explain
     from hone.tuning.served import accelerator_parameters
@@ -100,7 +101,8 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     if isinstance(evidence, NoTrial):
         raise EngineError(f"{arguments.model}: there are no inputs to profile it with: {evidence.reason}")
     tell = (lambda text: print(text, file=sys.stderr, flush=True)) if sys.stderr.isatty() else (lambda text: None)
-    bucket = next((one for one in status["buckets"] if one["signature"] == signature.text), None)
+    buckets = (one for one in status["buckets"] if one["device"] == CPU)  # what is explained is the module for CPUs
+    bucket = next((one for one in buckets if one["signature"] == signature.text), None)
     try:
         found = explain(
             path,

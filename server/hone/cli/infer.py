@@ -14,6 +14,8 @@ from hone.cli.client import add_server_arguments, model_path, server_of
 from hone.errors import InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, Shape
 
+#: JSON has no numbers of these types, and text instead of bytes.
+_NOT_JSON = (BYTES, "FP16", "BF16")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -42,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = server.call("GET", f"{path}/config")
     spec = _pick_input(metadata, arguments.input)
     batching = config.get("max_batch_size", 0) > 0
+    if spec["datatype"] in _NOT_JSON:
+        raise InvalidRequest(f"'hone infer' cannot send {spec['datatype']} inputs as JSON; use a client library")
     shape = tuple(spec["shape"])
     array = read_input(arguments.file, spec["datatype"], shape[1:] if batching else shape)
     if batching:
@@ -68,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_input(path: Path, datatype: str, shape: Shape) -> Array:
     """The file as an array of the model's datatype and (batchless) shape. Raises InvalidRequest naming the file."""
-    if datatype in (BYTES, "FP16", "BF16"):
-        raise InvalidRequest(f"'hone infer' cannot send {datatype} inputs as JSON; use a client library")
     dtype = NUMPY_DTYPES[datatype]
     suffix = path.suffix.lower()
     try:
@@ -77,6 +79,8 @@ def read_input(path: Path, datatype: str, shape: Shape) -> Array:
             array: Array = np.asarray(np.load(path, allow_pickle=False))
         elif suffix == ".json":
             array = np.asarray(json.loads(path.read_text(encoding="utf-8")))
+        elif suffix in PICTURES and datatype == BYTES:
+            raise InvalidRequest(f"{path}: a picture does not fit an input of texts")
         elif suffix in PICTURES:
             return _read_picture(path, dtype, shape)
         else:
@@ -96,14 +100,31 @@ def read_input(path: Path, datatype: str, shape: Shape) -> Array:
 def _converted(path: Path, array: Array, datatype: str) -> Array:
     """The same numbers in the model's datatype. Raises InvalidRequest where they would not be the same."""
     dtype = NUMPY_DTYPES[datatype]
+    if datatype == BYTES:
+        return _encoded(path, array)
     if array.dtype.kind not in "biuf":
         raise InvalidRequest(f"{path}: cannot be read as {datatype} array: it holds {array.dtype}, not numbers")
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
         kept = converted.astype(array.dtype) == array
-    if dtype.kind != "f" and not kept.all():
+    if not _is_floating(dtype) and not kept.all():
         raise InvalidRequest(f"{path}: {array[~kept][0]} is no {datatype}")
     return converted
+
+
+def _encoded(path: Path, array: Array) -> Array:
+    """Texts as the bytes that the protocol sends."""
+    if array.dtype.kind not in "SU":
+        raise InvalidRequest(f"{path}: cannot be read as BYTES array: it holds {array.dtype}, not texts")
+    encoded = np.empty(array.shape, object)
+    for place, item in np.ndenumerate(array):
+        encoded[place] = item.encode("utf-8") if isinstance(item, str) else bytes(item)
+    return encoded
+
+
+def _is_floating(dtype: Any) -> bool:
+    """bfloat16 is of no kind that numpy knows."""
+    return bool(np.dtype(dtype).kind == "f" or dtype == NUMPY_DTYPES["BF16"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +166,7 @@ def _read_picture(path: Path, dtype: Any, shape: Shape) -> Array:
     pixels = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
     if fit.channels_first:
         pixels = pixels.transpose(2, 0, 1)
-    scaled = pixels.astype(dtype) / 255 if np.dtype(dtype).kind == "f" else pixels.astype(dtype)
+    scaled = pixels.astype(dtype) / 255 if _is_floating(dtype) else pixels.astype(dtype)
     scaled = scaled.astype(dtype)
     return scaled[np.newaxis] if len(shape) == 4 else scaled
 

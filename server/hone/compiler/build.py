@@ -39,11 +39,18 @@ class GraphRefused(BuildFailed):
     """TVM does not take a graph: the same graph fails again, whatever is free or installed here."""
 
 
+#: How C++ and ONNX Runtime say that memory is short.
+_NO_MEMORY = ("bad_alloc", "Failed to allocate memory")
+
+
+def is_of_the_machine(problem: BaseException) -> bool:
+    """Whether something failed for want of what the machine had at that time: it says nothing of the model."""
+    return isinstance(problem, (OSError, MemoryError)) or any(words in str(problem) for words in _NO_MEMORY)
+
+
 def graph_problem(what: str, problem: BaseException) -> BuildFailed:
     """What failed, told by its cause: the machine's troubles are a BuildFailed, all else is a GraphRefused."""
-    if isinstance(problem, (OSError, MemoryError)) or "bad_alloc" in str(problem):
-        return BuildFailed(what, problem)
-    return GraphRefused(what, problem)
+    return BuildFailed(what, problem) if is_of_the_machine(problem) else GraphRefused(what, problem)
 
 
 class LinkFailed(Exception):

@@ -19,6 +19,7 @@ from onnx import GraphProto, TensorProto, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from hone.compiler.build import BuildFailed, is_of_the_machine
 from hone.compiler.canonical import canonicalize, digest_graph, digest_tensor
 from hone.compiler.converters import CONVERTERS
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, attribute, subgraphs
@@ -110,8 +111,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Unsupported:
     """Import an ONNX file for one signature: a shape for every input that the file leaves open.
 
-    Raises OSError where the file cannot be read; every other difficulty is an `Unsupported`. What crashes the process
-    (TVM can) is for the caller's child process to survive.
+    Raises OSError where the file cannot be read, and BuildFailed where the machine has not what importing takes
+    (memory, say); every other difficulty is an `Unsupported`. What crashes the process (TVM can) is for the caller's
+    child process to survive.
     """
     try:
         graph = load_with_shapes(path, shapes)
@@ -135,9 +137,11 @@ def import_model(path: Path, shapes: Mapping[str, Shape]) -> ImportedModel | Uns
         return Unsupported(problem.operator, str(problem))
     except _CannotImport as problem:
         return Unsupported(problem.operator, problem.reason)
-    except OSError:
+    except (OSError, BuildFailed):
         raise
     except Exception as problem:  # a model is anything; what a rewrite stumbles over must not end the tuning child
+        if is_of_the_machine(problem):
+            raise BuildFailed("importing", problem) from problem
         logger.exception("importing %s", path.name)
         return Unsupported("", f"import failed: {type(problem).__name__}: {first_line(problem)}")
 
@@ -236,6 +240,8 @@ def _convert(graph: Graph) -> tvm.IRModule:
             relax.analysis.well_formed(mod)
             return mod
     except Exception as problem:  # converters raise whatever fails inside them
+        if is_of_the_machine(problem):
+            raise BuildFailed("importing", problem) from problem
         raise _CannotImport(importer.operator, f"{importer.operator}: {first_line(problem)}") from problem
 
 

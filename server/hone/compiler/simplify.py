@@ -18,6 +18,7 @@ import onnx.version_converter
 from onnx import ModelProto, helper
 
 from hone.compiler import baseline
+from hone.compiler.build import BuildFailed, is_of_the_machine
 from hone.compiler.onnx_graph import Graph, opset_of, subgraphs
 from hone.types import Shape
 
@@ -44,12 +45,14 @@ class CannotSimplify(Exception):
 
 
 def load_with_shapes(path: Path, shapes: Mapping[str, Shape]) -> Graph:
-    """Read a model, give its inputs these shapes. Raises CannotSimplify naming an input that has none, OSError."""
+    """Read a model, give its inputs these shapes. Raises CannotSimplify naming an input that has none, OSError,
+    BuildFailed where memory is short."""
     try:
         model = onnx.load(path)
     except OSError:
         raise
     except Exception as problem:  # protobuf's errors have no common root below Exception
+        _raise_the_machines(problem)
         raise CannotSimplify(f"not an ONNX file: {first_line(problem)}") from problem
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
@@ -79,7 +82,8 @@ def load_with_shapes(path: Path, shapes: Mapping[str, Shape]) -> Graph:
 
 
 def simplify(graph: Graph, *, with_weights: bool) -> None:
-    """Let ONNX Runtime fold and tidy the graph. Raises CannotSimplify with its reason.
+    """Let ONNX Runtime fold and tidy the graph. Raises CannotSimplify with its reason, BuildFailed where the machine's
+    memory is to blame.
 
     With weights it also folds them (batch normalizations, transposed matrices); later passes need not repeat that.
     """
@@ -90,6 +94,7 @@ def simplify(graph: Graph, *, with_weights: bool) -> None:
     except OSError:
         raise
     except Exception as problem:  # its exceptions have no common root below Exception
+        _raise_the_machines(problem)
         named = _NAMED.search(str(problem))
         raise CannotSimplify(f"ONNX Runtime: {first_line(problem)}", named.group(1) if named else "") from problem
     _drop_unused_domains(result)
@@ -104,6 +109,7 @@ def raise_opset(graph: Graph) -> None:
     try:
         converted = onnx.version_converter.convert_version(graph.model, OLDEST_OPSET)
     except Exception as problem:  # a C++ assertion comes as RuntimeError, others as ConvertError
+        _raise_the_machines(problem)
         raise CannotSimplify(f"opset {old} cannot be converted to {OLDEST_OPSET}: {first_line(problem)}") from problem
     before = {value.name: value.type.SerializeToString(deterministic=True) for value in graph.model.graph.input}
     after = {value.name: value.type.SerializeToString(deterministic=True) for value in converted.graph.input}
@@ -122,6 +128,7 @@ def inline_functions(graph: Graph, operators: set[str]) -> bool:
         typed = onnx.shape_inference.infer_shapes(graph.model, data_prop=True)
         model = onnx.inliner.inline_selected_functions(typed, sorted(set(wanted)), inline_schema_functions=True)
     except Exception as problem:
+        _raise_the_machines(problem)
         raise CannotSimplify(f"functions cannot be inlined: {first_line(problem)}") from problem
     if [node.op_type for node in model.graph.node] == [node.op_type for node in graph.nodes]:
         return False
@@ -132,6 +139,12 @@ def inline_functions(graph: Graph, operators: set[str]) -> bool:
 def first_line(problem: BaseException) -> str:
     """What an exception says, in one line."""
     return (str(problem).strip() or type(problem).__name__).splitlines()[0]
+
+
+def _raise_the_machines(problem: Exception) -> None:
+    """Raises BuildFailed where not the model is to blame, but what was free on the machine."""
+    if is_of_the_machine(problem):
+        raise BuildFailed("importing", problem) from problem
 
 
 def _drop_unused_domains(model: ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from hone.kernels import CacheUnsafe, KernelsCache
 
 
 def read_map(root: Path, digest: str) -> dict[str, Any] | None:
-    """The map of an artifact in the cache; None where it is gone, or of a version that kept none. Reads the cache's
-    folder: for a thread of its own."""
+    """The map of an artifact in the cache; None where it is gone, or has none that can be read: others' artifacts may
+    be imported into a cache. Reads the cache's folder: for a thread of its own."""
     try:
         cache = KernelsCache(root, create=False)
     except CacheUnsafe:
@@ -28,7 +29,24 @@ def read_map(root: Path, digest: str) -> dict[str, Any] | None:
     finally:
         cache.close()
     lines = content.get("kernel_map")
-    return _told(digest, content, lines) if isinstance(lines, list) else None
+    if not isinstance(lines, list) or not all(map(_is_line, lines)):
+        return None
+    return _told(digest, content, lines)
+
+
+def _is_line(line: Any) -> bool:
+    """Whether it is what `tuning.kernel_map` tells of a kernel or function."""
+    return (
+        isinstance(line, Mapping)
+        and all(isinstance(line.get(name), str) for name in ("what", "template", "rule"))
+        and isinstance(line.get("parameters"), Mapping)
+        and isinstance(line.get("num_calls"), int)
+        and all(line.get(name) is None or _is_number(line[name]) for name in ("call_ns", "limit_ns", "operations"))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _told(digest: str, content: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -36,7 +54,8 @@ def _told(digest: str, content: Mapping[str, Any], lines: Sequence[Mapping[str, 
     operands in the cache, kernels may be quicker than in their place, and slower where nothing else warms it up."""
     verdict = content.get("verdict")
     tuned_ms = verdict.get("tuned_ms") if isinstance(verdict, Mapping) else None
-    times = [line["call_ns"] * line["num_calls"] / 1e3 if line["call_ns"] else None for line in lines]
+    tuned_ms = tuned_ms if _is_number(tuned_ms) else None
+    times = [line["call_ns"] * line["num_calls"] / 1e3 if line.get("call_ns") else None for line in lines]
     measured = sum(time for time in times if time is not None)
     whole = max(measured, (tuned_ms or 0.0) * 1e3) or 1.0
     key = content.get("key")
@@ -52,7 +71,7 @@ def _told(digest: str, content: Mapping[str, Any], lines: Sequence[Mapping[str, 
 
 
 def _group(line: Mapping[str, Any], microseconds: float | None, whole: float) -> dict[str, Any]:
-    call_ns, limit_ns, work = line["call_ns"], line["limit_ns"], line["operations"]
+    call_ns, limit_ns, work = line.get("call_ns"), line.get("limit_ns"), line.get("operations")
     return {
         "what": line["what"],
         "template": line["template"] or line["rule"],

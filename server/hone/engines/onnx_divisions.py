@@ -9,26 +9,26 @@ widened first; Mod, and a zero divisor, are looked after by ONNX Runtime itself.
 which is the same for every pair of integers, never divides by -1, and wraps for the one quotient that does not fit. A
 zero divisor stays zero, and gets ONNX Runtime's own error.
 
-A file is read as protobuf's wire format first, which takes microseconds and no copy. What has no such division, and
-that is nearly every model, is left to ONNX Runtime as the file that it is. For others the `onnx` package (60 ms, once a
-process) reads the graph without its weights, and tells which divisions are of integers.
+A file is read as protobuf's wire format first, which takes little time, and copies no weights that are initializers.
+What has no such division, and that is nearly every model, is left to ONNX Runtime as the file that it is. For others
+the `onnx` package (60 ms, once a process) reads the graph without its weights, and tells which divisions are of
+integers.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.engines.protobuf import Malformed, encoded, fields
+from hone.engines.protobuf import MAX_MESSAGE_BYTES, Malformed, contents_of, encoded, encoded_parts, fields
 from hone.errors import EngineError
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +53,7 @@ def guarded_model(path: Path, oracle: TypeOracle) -> bytes | None:
     External data is not read: the result names it as the file does. Raises OSError, and EngineError for a model whose
     divisions cannot be told. A file that is no model is None: ONNX Runtime's words about it are better.
     """
-    with path.open("rb") as file:
-        try:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except ValueError:  # an empty file
-            return None
+    data = contents_of(path)
     try:
         outline = _outline(data)
     except Malformed:
@@ -70,17 +66,18 @@ def guarded_model(path: Path, oracle: TypeOracle) -> bytes | None:
     inlined = any(node.op_type == "Div" for function in model.functions for node in _nodes(function.node))
     if inlined:
         model = _inline(model, path)
+        _warn_of_functions(model, path)
     guard = _Guard(model)
     if not guard.candidates:
         return None
     guard.learn_types()
     unknown = guard.unknown()
     if unknown:
-        probe = _assemble(data, _with_outputs(model, unknown), functions=not inlined)
+        probe = _assemble(data, _with_outputs(model, unknown), path, inlined=inlined)
         guard.learn(dict(zip(unknown, oracle(probe, unknown), strict=True)))
     if not guard.rewrite(path):
         return None
-    return _assemble(data, model, functions=not inlined)
+    return _assemble(data, model, path, inlined=inlined)
 
 
 def _outline(data: memoryview) -> bytes | None:
@@ -125,23 +122,46 @@ def _parse(outline: bytes) -> ModelProto | None:
 
 
 def _inline(model: ModelProto, path: Path) -> ModelProto:
-    """With the model's own functions put in place of their calls, since types differ from call to call."""
+    """With the model's own functions put in place of their calls, since types differ from call to call. Functions of
+    another opset that cannot be converted to the model's stay, and so do their calls."""
     import onnx.inliner
 
+    # What comes from a function may be of domains that the model itself does not list.
+    wanted = {_domain(entry): entry for function in model.functions for entry in function.opset_import}
     try:
-        return onnx.inliner.inline_local_functions(model)
+        try:
+            inlined = onnx.inliner.inline_local_functions(model, convert_version=True)
+        except Exception as problem:  # one function that cannot be converted ends it for all
+            _log.debug("functions of another opset could not be converted: %s", problem)
+            inlined = onnx.inliner.inline_local_functions(model)
     except Exception as problem:  # the inliner's exceptions have no common root below Exception
         raise EngineError(
             f"{path.name} divides inside of its own functions, which cannot be inlined to make that division safe:"
             f" {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}"
         ) from problem
+    listed = {_domain(entry) for entry in inlined.opset_import}
+    inlined.opset_import.extend(entry for domain, entry in wanted.items() if domain not in listed)
+    return inlined
 
 
-def _assemble(data: memoryview, model: ModelProto, *, functions: bool) -> bytes:
-    """The file with the nodes and outputs of `model` in place of its own, and its functions or none."""
+def _warn_of_functions(model: ModelProto, path: Path) -> None:
+    """Of functions that could not be put in place of their calls, and divide."""
+    for function in model.functions:
+        if any(_divides(node) for node in _nodes(function.node)):
+            _log.warning(
+                "%s: its function '%s' divides, and cannot be put in place of its calls (its opset is another one than"
+                " the model's); if it divides integers, a request that divides the least of them by -1 ends the server",
+                path.name,
+                function.name,
+            )
+
+
+def _assemble(data: memoryview, model: ModelProto, path: Path, *, inlined: bool) -> bytes:
+    """The file with the nodes and outputs of `model` in place of its own; where functions were inlined, with what is
+    left of those, too. Raises EngineError where that is more than a message may be."""
     message: list[bytes | memoryview] = []
     for number, value in fields(data):
-        if number == _MODEL_FUNCTIONS and not functions:
+        if number == _MODEL_FUNCTIONS and inlined:
             continue
         if number != _MODEL_GRAPH or not isinstance(value, memoryview):
             message += encoded(number, value)
@@ -155,13 +175,24 @@ def _assemble(data: memoryview, model: ModelProto, *, functions: bool) -> bytes:
         for inner, item in fields(value):
             if inner not in (_GRAPH_NODE, _GRAPH_OUTPUT):
                 parts += encoded(inner, item)
-        message += encoded(number, b"".join(parts))
-    if not functions:  # operators of the functions may be of domains that the file itself does not list
-        listed = {entry.domain for entry in _parse_imports(data)}
+        message += encoded_parts(number, parts)
+    if inlined:
+        for function in model.functions:
+            message += encoded(_MODEL_FUNCTIONS, function.SerializeToString())
+        listed = {_domain(entry) for entry in _parse_imports(data)}
         for entry in model.opset_import:
-            if entry.domain not in listed:
+            if _domain(entry) not in listed:
                 message += encoded(_MODEL_IMPORTS, entry.SerializeToString())
+    if sum(map(len, message)) > MAX_MESSAGE_BYTES:
+        raise EngineError(
+            f"{path.name}: with its integer divisions made safe it exceeds protobuf's 2 GiB; keep its weights as"
+            " external data"
+        )
     return b"".join(message)
+
+
+def _domain(entry: OperatorSetIdProto) -> str:
+    return "" if entry.domain in _STANDARD_DOMAINS else str(entry.domain)
 
 
 def _parse_imports(data: memoryview) -> list[Any]:
@@ -219,7 +250,7 @@ class _Guard:
         constants |= {tensor.name: tensor for tensor in graph.initializer if tensor.name not in constants}
         known = (*around, constants)
         for number, node in enumerate(graph.node):
-            if node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS:
+            if _is_constant(node):
                 constants[node.output[0]] = _constant_of(node)
             elif _divides(node) and not _is_safe(*(_find(known, name) for name in node.input)):
                 yield scope, node.output[0]
@@ -244,7 +275,7 @@ class _Guard:
                 types[value.name] = value.type.tensor_type.elem_type
         types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
         for number, node in enumerate(graph.node):
-            if node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS:
+            if _is_constant(node):
                 found = _constant_of(node)
                 if found is not None:
                     types[node.output[0]] = found.data_type
@@ -253,7 +284,7 @@ class _Guard:
 
     def unknown(self) -> list[str]:
         """Divisions of the main graph of which nothing is known yet."""
-        divisions = {node.output[0]: node for node in self._model.graph.node}
+        divisions = {node.output[0]: node for node in self._model.graph.node if _divides(node)}
         return [name for scope, name in self.candidates if not scope and self._type(scope, divisions[name]) is None]
 
     def learn(self, types: Mapping[str, int | None]) -> None:
@@ -338,7 +369,13 @@ def _safe_division(node: NodeProto, kind: int, prefix: str) -> list[NodeProto]:
 
 
 def _divides(node: NodeProto) -> bool:
-    return node.op_type == "Div" and node.domain in _STANDARD_DOMAINS
+    """Of a malformed node, which no server runs, ONNX Runtime's words are better."""
+    is_division = node.op_type == "Div" and node.domain in _STANDARD_DOMAINS
+    return is_division and len(node.input) == 2 and len(node.output) == 1 and all((*node.input, *node.output))
+
+
+def _is_constant(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS and len(node.output) == 1
 
 
 def _find(scopes: Sequence[Mapping[str, Any]], name: str) -> Any:

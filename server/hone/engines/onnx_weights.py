@@ -1,12 +1,11 @@
 """Initializers of an ONNX file by name, straight from its bytes.
 
 The `onnx` package would parse the whole graph and copy every weight twice. This reads only the fields on the way to
-`ModelProto.graph.initializer` and hands out views of the mapped file.
+`ModelProto.graph.initializer` and hands out views of the file's bytes.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from hone.engines.protobuf import Malformed, fields, varints
+from hone.engines.protobuf import Malformed, contents_of, fields, varints
 from hone.errors import EngineError
 from hone.types import Array
 
@@ -62,9 +61,7 @@ def read_initializers(path: Path, names: Iterable[str]) -> dict[str, Array]:
     if not wanted:
         return found
     try:
-        with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        for number, graph in fields(data):
+        for number, graph in fields(contents_of(path)):
             if number != _MODEL_GRAPH or not isinstance(graph, memoryview):
                 continue
             for inner, value in fields(graph):

@@ -214,7 +214,7 @@ def make_session(
     options.intra_op_num_threads = num_threads
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_DURATION_US)
     providers: list[Any] = [_CPU_PROVIDER] if cuda is None else [(CUDA_PROVIDER, dict(cuda)), _CPU_PROVIDER]
-    session = _open(path, guarded_model(path, partial(_ask_types, path)), options, providers)
+    session = _open(path, guarded_model(path, partial(_ask_types, path, providers)), options, providers)
     if cuda is not None and CUDA_PROVIDER not in session.get_providers():
         # A provider whose libraries do not load is left out with no more than a line in ONNX Runtime's own log.
         gpu = cuda["device_id"]
@@ -229,19 +229,24 @@ def _open(
     if content is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     # Without enable_fallback=False it prints its troubles and tries the same again.
-    return ort.InferenceSession(
+    session = ort.InferenceSession(
         str(path) if content is None else content, options, providers=list(providers), enable_fallback=False
     )
+    if content is not None:
+        # It would keep the whole model a second time, to start over with other providers: nothing here asks for that.
+        session._model_bytes = None
+    return session
 
 
-def _ask_types(path: Path, content: bytes, names: Sequence[str]) -> list[int | None]:
-    """Types of outputs as ONNX Runtime infers them (see `TypeOracle`). Raises its exceptions."""
+def _ask_types(path: Path, providers: Sequence[Any], content: bytes, names: Sequence[str]) -> list[int | None]:
+    """Types of outputs as ONNX Runtime infers them (see `TypeOracle`), with the providers that will run the model: each
+    knows operators that the others do not. Raises its exceptions."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     # Nothing is to be computed yet: folding a division of constants could be the very fault that is looked for.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    types = {node.name: node.type for node in _open(path, content, options, [_CPU_PROVIDER]).get_outputs()}
+    types = {node.name: node.type for node in _open(path, content, options, providers).get_outputs()}
     return [_ONNX_TYPES.get(types[name]) for name in names]
 
 

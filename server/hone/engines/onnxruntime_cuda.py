@@ -168,13 +168,13 @@ class OnnxRuntimeCudaInstance:
         cuda.set_device(engine.ordinal)  # a thread may have instances on several cards
         if engine.takes_text:
             return engine.run(inputs, outputs)
+        arrays: list[Array] = []  # held also when a later download fails: copies into them still run then
         try:
             self._upload(inputs)
             values = self._compute(outputs)
-            arrays = [
-                engine.transfers.download(value.data_ptr(), value.shape(), self._datatypes[name], copies)
-                for name, value in zip(outputs, values, strict=True)
-            ]
+            for name, value in zip(outputs, values, strict=True):
+                shape, dtype = value.shape(), self._datatypes[name]
+                arrays.append(engine.transfers.download(value.data_ptr(), shape, dtype, copies))
         finally:
             # Also when something failed: memory that a copy still goes to or comes from must not be another's.
             cuda.synchronize(copies)
@@ -195,6 +195,7 @@ class OnnxRuntimeCudaInstance:
             lies.append((name, array.dtype, array.shape, place.address))
         self._cuda.record(self._inputs_are_there.handle, copies)
         if self._bound != (bound := tuple(lies)):
+            self._bound = ()  # until all are bound
             self._binding.clear_binding_inputs()
             for name, dtype, shape, address in lies:
                 told = ONNX_BFLOAT16 if dtype == _BFLOAT16 else dtype.type

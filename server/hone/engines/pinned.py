@@ -57,11 +57,12 @@ class PinnedPool:
         """An uninitialised uint8 array. Raises what the CUDA runtime raises where no more can be pinned."""
         size = max(_SMALLEST_BYTES, 1 << (max(1, num_bytes) - 1).bit_length())
         with self._lock:
-            if self._idle[size]:
-                address = self._idle[size].pop()
+            address = self._idle[size].pop() if self._idle[size] else None
+            if address is not None:
                 self._idle_bytes -= size
-            else:
-                address = self._cuda.allocate_pinned(size)
+        if address is None:  # pinning, and its end, wait for the GPU's driver: not under the lock
+            address = self._cuda.allocate_pinned(size)
+            with self._lock:
                 self.num_bytes += size
         block = _Block(address, size)
         weakref.finalize(block, self._give_back, address, size).atexit = False
@@ -71,20 +72,20 @@ class PinnedPool:
         """Free what is idle now, and the rest as it comes back."""
         with self._lock:
             self._closed = True
-            for size, addresses in self._idle.items():
-                for address in addresses:
-                    self._free(address, size)
+            gone = [address for addresses in self._idle.values() for address in addresses]
             self._idle.clear()
+            self.num_bytes -= self._idle_bytes
             self._idle_bytes = 0
+        for address in gone:
+            self._cuda.free_pinned(address)
 
     def _give_back(self, address: int, size: int) -> None:
         with self._lock:
-            if self._closed or self._idle_bytes + size > self._keep_bytes:
-                self._free(address, size)
-                return
-            self._idle[size].append(address)
-            self._idle_bytes += size
-
-    def _free(self, address: int, size: int) -> None:
-        self._cuda.free_pinned(address)
-        self.num_bytes -= size
+            stays = not self._closed and self._idle_bytes + size <= self._keep_bytes
+            if stays:
+                self._idle[size].append(address)
+                self._idle_bytes += size
+            else:
+                self.num_bytes -= size
+        if not stays:
+            self._cuda.free_pinned(address)

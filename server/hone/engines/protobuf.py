@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+#: Larger files are mapped: whoever truncates one while it is looked at ends the process (SIGBUS).
+_MAX_READ_BYTES = 64 << 20
+#: No message may be larger, says protobuf.
+MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 
 class Malformed(Exception):
     """The bytes are no protobuf message."""
+
+
+def contents_of(path: Path) -> memoryview:
+    """The bytes of a file, read or, where they are many, mapped for as long as views of them live. Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _MAX_READ_BYTES:
+            return memoryview(file.read())
+        try:
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+        except ValueError as problem:
+            raise OSError(f"{path.name} was truncated while it was opened") from problem
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -48,6 +67,11 @@ def encoded(number: int, value: int | bytes | memoryview) -> list[bytes | memory
     if isinstance(value, int):
         return [_to_varint(number << 3 | _VARINT), _to_varint(value)]
     return [_to_varint(number << 3 | _BYTES), _to_varint(len(value)), value]
+
+
+def encoded_parts(number: int, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """One field whose bytes are these parts, as `encoded` gives it; none of them is copied."""
+    return [_to_varint(number << 3 | _BYTES), _to_varint(sum(map(len, parts))), *parts]
 
 
 def _to_varint(value: int) -> bytes:

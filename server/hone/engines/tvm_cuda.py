@@ -10,6 +10,7 @@ CudaError, which is held against it; all others raise DeviceLost, which is not.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from hone.engines.tvm_library import Library
 from hone.errors import DeviceLost, EngineError, InputsDeclined
 from hone.specialization import DEVICE_ORDINAL
 from hone.types import NUMPY_DTYPES, Array, TensorSpec
+
+_log = logging.getLogger(__name__)
 
 _INT32 = np.dtype(np.int32)
 
@@ -193,10 +196,13 @@ def _nobody_is_to_blame(device: CudaDevice) -> Iterator[None]:
 
 def _let_go(device: CudaDevice, stream: int, held: list[Any]) -> None:
     """Of an instance's stream and of what it holds on the card."""
+    if not device.cuda.lost:
+        try:
+            device.cuda.destroy_stream(stream)
+        except CudaError as problem:  # it may be what tells first that the GPU is lost
+            _log.warning("a stream on GPU %d could not be destroyed: %s", device.ordinal, problem)
     if device.cuda.lost:
         device.cuda.keep(held)
-    else:
-        device.cuda.destroy_stream(stream)
 
 
 def _pack(

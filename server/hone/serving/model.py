@@ -170,7 +170,7 @@ class ServedModel:
             self._drained.set()
         await self._drained.wait()
         await self._executor.close()
-        self.slot.close()
+        await asyncio.to_thread(self.slot.close)  # frees memory, which may take a while: of GPUs, it waits for them
 
     # --- requests
 

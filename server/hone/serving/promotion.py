@@ -34,7 +34,8 @@ class Promotions:
         return {one.signature: number for one, number in zip(specializations, numbers, strict=True)}
 
     def roll_back(self, ref: VersionRef, generation: int) -> bool:
-        """Return what this generation runs to the generation before it, or the baseline. False if it is not current."""
+        """Return what this generation runs to the generation before it, or the baseline; keep it no longer where it is
+        only kept to be returned to. False if there is no such generation any more."""
         model = self.find(ref)
         return model is not None and model.slot.roll_back(generation)
 

@@ -1,6 +1,7 @@
 """What is in memory: the versions of each model that answer now, and what is known of those that do not.
 
-Changed and read on the event loop only. A request costs two dictionary look-ups here, however many models there are.
+Changed on the event loop only; the tuner's thread reads too (`served`, `entry`). A request costs two dictionary
+look-ups here, however many models there are.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class ModelRegistry:
         return self._entries.get(name)
 
     def served(self) -> Iterable[ServedModel]:
-        return [model for entry in self._entries.values() for model in entry.served.values()]
+        """From any thread."""
+        # A copy, made in one step: the event loop may add and remove models meanwhile.
+        return [model for entry in list(self._entries.values()) for model in entry.served.values()]
 
     def all_ready(self) -> bool:
         """Whether no model meant to be served is down. See docs/decisions/0002-readiness.md."""

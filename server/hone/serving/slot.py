@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from hone.specialization import CPU, Specialization
+from hone.specialization import CPU, DEVICE_ORDINAL, Specialization
 from hone.types import Engine, EngineInstance, Shape
 
 #: Shapes of an execution's inputs in the model's order, without the batch axis where the model batches; None for an
@@ -25,7 +25,7 @@ RouteKey: TypeAlias = tuple[Shape | None, ...]
 
 
 class Generation:
-    """One loaded engine with the count of its users, and its instance for each thread that has run it."""
+    """One loaded engine with the count of its users, and its instance for each thread and device that have run it."""
 
     __slots__ = ("_instances", "_leases", "_lock", "_retired", "artifact", "engine", "mark", "number", "rows")
 
@@ -40,7 +40,7 @@ class Generation:
         self._lock = threading.Lock()
         self._leases = 0
         self._retired = False
-        self._instances: dict[int, EngineInstance] = {}
+        self._instances: dict[tuple[int, int], EngineInstance] = {}
 
     def acquire(self) -> bool:
         """Begin a lease; False when the generation is retired."""
@@ -59,10 +59,11 @@ class Generation:
 
     def instance(self) -> EngineInstance:
         """The calling thread's own instance; the caller holds a lease."""
-        thread = threading.get_ident()
-        instance = self._instances.get(thread)
+        # A thread that begins later may get the number of one that has ended, and belong to another device.
+        key = (threading.get_ident(), DEVICE_ORDINAL.get())
+        instance = self._instances.get(key)
         if instance is None:
-            instance = self._instances[thread] = self.engine.instantiate()
+            instance = self._instances[key] = self.engine.instantiate()
         return instance
 
     def retire(self) -> None:
@@ -168,20 +169,27 @@ class Slot:
         return numbers
 
     def roll_back(self, number: int) -> bool:
-        """Return what this generation runs to the generation before it, or to the baseline. False if not current."""
+        """Return what this generation runs to the generation before it, or to the baseline; one that is only kept to be
+        returned to is kept no longer. False if there is no such generation any more."""
         with self._lock:
             for device, key, route in self._routes():
+                before = route.before
                 if route.generation.number == number:
-                    routes = self._table[device]
-                    kept = [other for other in routes[key] if other is not route]
-                    if route.before is not None:
-                        kept.append(route.before)
-                    kept.sort(key=lambda other: other.generation.rows)
-                    self._table = MappingProxyType({**self._table, device: {**routes, key: tuple(kept)}})
-                    break
+                    gone, left = route.generation, before
+                elif before is not None and before.generation.number == number:
+                    gone, left = before.generation, _Range(route.min_rows, route.generation)
+                else:
+                    continue
+                routes = self._table[device]
+                kept = [other for other in routes[key] if other is not route]
+                if left is not None:
+                    kept.append(left)
+                kept.sort(key=lambda other: other.generation.rows)
+                self._table = MappingProxyType({**self._table, device: {**routes, key: tuple(kept)}})
+                break
             else:
                 return False
-        route.generation.retire()
+        gone.retire()
         return True
 
     @contextmanager

@@ -197,6 +197,8 @@ class Child:
     ) -> Generator[None, None, JobResult]:
         while True:
             yield
+            if self._cancelled.is_set():  # asked first: what it still says was meant for who asks no longer
+                return watch.result("cancelled", self._cancel_reason)
             tick = _TICK_SECONDS if pacer is None and self.num_turns == 1 else _PACED_TICK_SECONDS / self.num_turns
             ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
@@ -343,7 +345,8 @@ class _Watch:
         if now >= self._next_memory:
             self._next_memory = now + _MEMORY_INTERVAL_SECONDS
             self.ran_and_waited = group.ran_and_waited(self.pid)
-            self.resident_bytes = group.resident_bytes(group.members(self.pid))
+            with suppress(OSError):  # no descriptor left: what was last seen counts
+                self.resident_bytes = group.resident_bytes(group.members(self.pid))
             self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
         if self.resident_bytes > (limit := limits.bytes_now()):
             return (
@@ -398,14 +401,16 @@ class _Watch:
 
     def close(self) -> None:
         """End it and everything it started, and wait until all is gone."""
-        left = group.end(self.pid, _END_SECONDS)
-        if left:
-            _log.error("tuning processes %s do not end, although they were killed", left)
-        if not left or self.pid not in left:
-            self._process.wait()
-            group.reap_adopted(self.pid)
-        self._selector.close()
-        self._close_all()
+        try:
+            left = group.end(self.pid, _END_SECONDS)
+            if left:
+                _log.error("tuning processes %s do not end, although they were killed", left)
+            if not left or self.pid not in left:
+                self._process.wait()
+                group.reap_adopted(self.pid)
+        finally:
+            self._selector.close()
+            self._close_all()
 
     def _running_seconds(self) -> float:
         now = self._clock()

@@ -24,7 +24,16 @@ from hone.errors import EngineError, HoneError
 from hone.kernels import DeviceKey, Entry, Failure, KernelsCache
 from hone.specialization import Signature
 from hone.tuning.artifacts import ArtifactLoader, Sources, toolchain_of
-from hone.tuning.compiling import Artifacts, Loaded, not_imported, not_taken, report, temporary_folder, told_counts
+from hone.tuning.compiling import (
+    Artifacts,
+    Loaded,
+    Settled,
+    not_imported,
+    not_taken,
+    report,
+    temporary_folder,
+    told_counts,
+)
 from hone.tuning.keeping import find_layers_to_keep
 from hone.tuning.kernel_map import kernel_map
 from hone.tuning.lowering import Lowering, find_lowering
@@ -39,6 +48,9 @@ from hone.tuning.wire import Message
 #: Share of a specialization's time that searching may take, and of the progress it stands for.
 _SEARCH_SHARE = 0.6
 _SCHEDULE_SHARE = 0.2
+#: And at most: first promotions within minutes are worth more than the last percent, which another search, where this
+#: one left off, may still find.
+_MAX_SEARCH_SECONDS, _MAX_SCHEDULE_SECONDS = 45.0, 15.0
 _HEARTBEAT_SECONDS = 5.0
 #: Searches take less where layers may have to be found that must stay in float32; these are looked for until so much
 #: of the time is over, and the gate has the rest.
@@ -122,16 +134,18 @@ class TvmCompile:
         if refused:
             return NotCompiled("unsupported", refused)
         tell(0.0, "importing")
-        imported = import_model(self._path, signature.shapes)
+        try:
+            imported = import_model(self._path, signature.shapes)
+        except BuildFailed as problem:
+            return NotCompiled("failed", str(problem))
         if isinstance(imported, Unsupported):
             return not_imported(imported)
-        tell(0.1, "looking for workloads")
-        known = self._lowering
-        if known is not None and known.num_layers == len(lowerable_layers(imported, self._target, precision.name)):
-            precision = replace(
-                precision, kept=known.layers
-            )  # what had to stay in float32 at another batch has to here
         try:
+            tell(0.1, "looking for workloads")
+            known = self._lowering
+            if known is not None and known.num_layers == len(lowerable_layers(imported, self._target, precision.name)):
+                # What had to stay in float32 at another batch has to here.
+                precision = replace(precision, kept=known.layers)
             workloads = template_workloads(imported, self._target, precision)
             if precision.name == "int8" and not any(is_lowered(workload) for workload in workloads):
                 return NotCompiled("unsupported", _NOTHING_QUANTIZED)
@@ -139,25 +153,26 @@ class TvmCompile:
             searched = 1.0 if precision == F32 else _LOWERED_SHARE
             kernels = self._search.decide(
                 workloads,
-                seconds * _SEARCH_SHARE * searched,
+                min(seconds * _SEARCH_SHARE, _MAX_SEARCH_SECONDS) * searched,
                 lambda share, text: tell(0.1 + 0.4 * share, text, **told_counts(counts)),
             )
             schedules = {}
             if not self._spec.get("careful"):
                 schedules = self._schedules.decide(
                     imported,
-                    seconds * _SCHEDULE_SHARE * searched,
+                    min(seconds * _SCHEDULE_SHARE, _MAX_SCHEDULE_SECONDS) * searched,
                     counts,
                     lambda share, text: tell(0.5 + 0.2 * share, text, **told_counts(counts)),
                 )
             tell(0.7, "compiling")
             compiling = time.monotonic()
             choices = Choices(kernels=kernels, schedules=schedules, precision=precision)
-            loaded, note = self._make(imported, choices, tell), ""
-            if precision != F32 and isinstance(loaded, Loaded):
-                loaded, note = self._hold_tolerance(
-                    imported, choices, loaded, signature, began + seconds * _KEEPING_END, tell
+            settled = Settled(self._make(imported, choices, tell))
+            if precision != F32 and isinstance(settled.loaded, Loaded):
+                settled = self._hold_tolerance(
+                    imported, choices, settled.loaded, signature, began + seconds * _KEEPING_END, tell
                 )
+            loaded = settled.loaded
             if isinstance(loaded, NotCompiled):
                 return loaded
             publish = self._artifacts.publisher(loaded, signature, digest)
@@ -165,7 +180,14 @@ class TvmCompile:
                 return publish
             told = report(counts, compiling - began, compiling)
             engine = loaded.held()
-            return Compiled(engine, publish, told, note, instances_of=engine.instantiate_with)
+            return Compiled(
+                engine,
+                publish,
+                told,
+                settled.note,
+                instances_of=engine.instantiate_with,
+                is_open=settled.is_open,
+            )
         except GraphRefused as problem:
             tell(0.7, "looking for the operator that the compiler does not take")
             return not_taken(problem, imported, lambda model: compile_model(model, self._target))
@@ -227,7 +249,7 @@ class TvmCompile:
         signature: Signature,
         deadline: float,
         tell: Told,
-    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
+    ) -> Settled[TvmEngine]:
         """The engine, made again with single layers in float32 where its outputs are too far off; and which those are.
 
         Where that does not help the engine stays as it is: the gate says no, with its numbers.
@@ -235,13 +257,13 @@ class TvmCompile:
         tell(0.75, "comparing outputs in low precision")
         error_of = self._artifacts.output_error(signature)
         if error_of is None:
-            return loaded, ""
+            return Settled(loaded)
         share = error_of(loaded.engine.instantiate())
         if share <= 1.0:
             if self._lowering is None or not choices.precision.kept:
-                return loaded, ""
+                return Settled(loaded)
             known = replace(self._lowering, error=share)
-            return _described(loaded, known), known.note
+            return Settled(_described(loaded, known), known.note)
         if choices.precision.name == "bf16":
             return self._keep_rounded(imported, choices, loaded, error_of, share, deadline, tell)
         return self._keep_stretches(imported, choices, loaded, error_of, share, deadline, tell)
@@ -255,23 +277,25 @@ class TvmCompile:
         share: float,
         deadline: float,
         tell: Told,
-    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
+    ) -> Settled[TvmEngine]:
         """Where layers can be measured one by one: see `lowering.py`."""
         made: list[Loaded[TvmEngine]] = []
+        found, problem, is_open = None, "no layers to keep in f32 were found", False
 
         def attempt(lowering: Lowering) -> float | None:
+            nonlocal problem, is_open
             precision = Precision(lowering.precision, lowering.layers)
             workloads = template_workloads(imported, self._target, precision)
             seconds = max(1.0, deadline - time.monotonic())
             kernels = self._search.decide(workloads, seconds / 3, lambda share, text: None)
             again = self._make(imported, replace(choices, kernels=kernels, precision=precision))
             if isinstance(again, NotCompiled):
+                problem, is_open = f"which layers to keep in f32 was not found: {again.reason}", True
                 return None
             made.append(again)
             return error_of(again.engine.instantiate())
 
         whole = self._lowering.whole if self._lowering is not None else share
-        found, problem = None, "no layers to keep in f32 were found"
         try:
             found = find_lowering(
                 imported,
@@ -283,14 +307,17 @@ class TvmCompile:
                 num_builders=self._search.num_builders,
                 tell=tell,
             )
-        except HoneError as failure:
-            problem = f"which layers to keep in f32 was not found: {failure}"
+        except (HoneError, BuildFailed, LinkFailed) as failure:
+            problem, is_open = f"which layers to keep in f32 was not found: {failure}", True
         for one in made if found is None else [loaded, *made[:-1]]:
             one.close()
         if found is None:
-            return loaded, f"in bf16 its outputs are off by {share:.2g} times what is allowed, and {problem}"
+            if not is_open and time.monotonic() > deadline:
+                problem, is_open = f"{problem} in the time that there was", True
+            off = f"in bf16 its outputs are off by {share:.2g} times what is allowed"
+            return Settled(loaded, f"{off}, and {problem}", is_open)
         self._lowering = found
-        return _described(made[-1], found), found.note
+        return Settled(_described(made[-1], found), found.note)
 
     def _keep_stretches(
         self,
@@ -301,7 +328,7 @@ class TvmCompile:
         share: float,
         deadline: float,
         tell: Told,
-    ) -> tuple[Loaded[TvmEngine] | NotCompiled, str]:
+    ) -> Settled[TvmEngine]:
         """Where every question costs a compilation: see `keeping.py`."""
         name = choices.precision.name
         layers = lowerable_layers(imported, self._target, name)
@@ -311,12 +338,13 @@ class TvmCompile:
 
         found = find_layers_to_keep(layers, name, share, error_of, make, deadline, tell)
         if found.kept is None:
-            return loaded, found.note
+            return Settled(loaded, found.note, found.is_open)
         loaded.close()
         precision = Precision(name, found.kept.layers)
         workloads = template_workloads(imported, self._target, precision)
         kernels = self._search.decide(workloads, max(1.0, deadline - time.monotonic()), lambda share, text: None)
-        return self._make(imported, replace(choices, kernels=kernels, precision=precision), tell), found.note
+        made = self._make(imported, replace(choices, kernels=kernels, precision=precision), tell)
+        return Settled(made, found.note)
 
     def _build_kernels(self, calls: Sequence[KernelCall], place: Path) -> None:
         """Libraries of the kernels that the cache does not hold, side by side: linking is another process's work.

@@ -57,6 +57,15 @@ class Loaded(Generic[AnyEngine]):
         self.folder.cleanup()
 
 
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[AnyEngine]):
+    """What keeping layers in a higher precision came to. `note` and `is_open`: see `Compiled`."""
+
+    loaded: Loaded[AnyEngine] | NotCompiled
+    note: str = ""
+    is_open: bool = False
+
+
 class Loader(Protocol):
     def load(self, artifact: str, device: str, model: Path) -> HeldEngine:
         """Raises EngineError; nothing is held then."""

@@ -34,7 +34,16 @@ from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.artifacts import Sources
 from hone.tuning.budget import num_compilers
-from hone.tuning.compiling import Artifacts, Loaded, not_imported, not_taken, report, temporary_folder, told_counts
+from hone.tuning.compiling import (
+    Artifacts,
+    Loaded,
+    Settled,
+    not_imported,
+    not_taken,
+    report,
+    temporary_folder,
+    told_counts,
+)
 from hone.tuning.contest import SearchCounts
 from hone.tuning.gpu_artifacts import GpuArtifactLoader
 from hone.tuning.gpu_parts import GpuParts
@@ -104,10 +113,8 @@ class CudaCompile:
             choices = self._choose(imported, self._precision, seconds, tell)
             tell(0.7, "compiling")
             compiling = time.monotonic()
-            loaded, note = self._hold_tolerance(imported, choices, signature, seconds, tell)
-            if isinstance(loaded, NotCompiled):
-                return loaded
-            return self._finished(loaded, signature, digest, report(counts, compiling - began, compiling), note)
+            settled = self._hold_tolerance(imported, choices, signature, seconds, tell)
+            return self._finished(settled, signature, digest, report(counts, compiling - began, compiling))
         except GraphRefused as problem:
             return not_taken(problem, imported, lambda model: run_plain_phases(model, self._parts.target))
         except (BuildFailed, LinkFailed) as problem:
@@ -125,10 +132,8 @@ class CudaCompile:
             paddings = cuda_paddings(imported, target, Choices(precision=self._precision), templates=())
             unpadded = {padding.operator.digest: 1 for padding in paddings}
             loaded = self._make(imported, Choices(precision=self._precision, paddings=unpadded), ())
-            if isinstance(loaded, NotCompiled):
-                return loaded
             told = {"compile_seconds": time.monotonic() - began}
-            return self._finished(loaded, signature, digest, told, is_plain=True)
+            return self._finished(Settled(loaded), signature, digest, told, is_plain=True)
         except GraphRefused as problem:
             return not_taken(problem, imported, lambda model: run_plain_phases(model, self._parts.target))
         except (BuildFailed, LinkFailed) as problem:
@@ -144,7 +149,10 @@ class CudaCompile:
         if refused:
             return NotCompiled("unsupported", refused)
         tell(0.0, "importing")
-        imported = import_model(self._path, signature.shapes)
+        try:
+            imported = import_model(self._path, signature.shapes)
+        except BuildFailed as problem:
+            return NotCompiled("failed", str(problem))
         return not_imported(imported) if isinstance(imported, Unsupported) else imported
 
     def _choose(self, imported: ImportedModel, precision: Precision, seconds: float, tell: Told) -> Choices:
@@ -171,24 +179,24 @@ class CudaCompile:
 
     def _hold_tolerance(
         self, imported: ImportedModel, choices: Choices, signature: Signature, seconds: float, tell: Told
-    ) -> tuple[_Engine | NotCompiled, str]:
+    ) -> Settled[TvmCudaEngine]:
         """The engine, made again with layers (or all of it) in a higher precision where its outputs are too far off;
         and what was done. Where nothing helps it stays as it is: the gate says no, with its numbers."""
         loaded = self._make(imported, choices)
         if choices.precision.name == "f32" or isinstance(loaded, NotCompiled):
-            return loaded, ""
+            return Settled(loaded)
         tell(0.75, "comparing outputs in low precision")
         error_of = self._artifacts.output_error(signature)
         share = error_of(loaded.engine.instantiate()) if error_of is not None else 0.0
         if error_of is None or share <= 1.0:
-            return loaded, ""
+            return Settled(loaded)
         deadline = time.monotonic() + seconds * _KEEPING_SHARE
-        found, note = self._find_precision(imported, choices, share, error_of, deadline, tell)
+        found, note, is_open = self._find_precision(imported, choices, share, error_of, deadline, tell)
         if found is None:
-            return loaded, note
+            return Settled(loaded, note, is_open)
         loaded.close()
         chosen = self._choose(imported, found, max(1.0, deadline - time.monotonic()), tell)
-        return self._make(imported, chosen), note
+        return Settled(self._make(imported, chosen), note, is_open)
 
     def _find_precision(
         self,
@@ -198,20 +206,23 @@ class CudaCompile:
         error_of: OutputError,
         deadline: float,
         tell: Told,
-    ) -> tuple[Precision | None, str]:
+    ) -> tuple[Precision | None, str, bool]:
         """What holds the tolerance where `choices.precision` misses it by `share`: first with the fewest layers higher,
-        then the whole model; None where nothing does."""
+        then the whole model; None where nothing does. Whether another day may bring a better answer."""
         name = choices.precision.name
         off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
+        is_open = False
 
         def make(precision: Precision) -> _Engine | NotCompiled:
             # Padding and schedules are those of other dtypes: kernels' first guesses show what is computed.
             return self._make(imported, Choices(precision=precision))
 
         def holds(precision: Precision) -> bool:
+            nonlocal is_open
             tell(0.75, f"comparing outputs in {precision.name}")
             made = make(precision)
             if isinstance(made, NotCompiled):
+                is_open = True
                 return False
             try:
                 return error_of(made.engine.instantiate()) <= 1.0
@@ -223,16 +234,16 @@ class CudaCompile:
             higher.insert(0, "tf32")
         whole = next((one for one in higher if holds(Precision(one))), None)
         if whole is None:
-            return None, f"{off}, and in f32 too"
+            return None, f"{off}, and in f32 too", is_open
         if name == "tf32":
-            return Precision(whole), f"{off}: it is computed in {whole}"
+            return Precision(whole), f"{off}: it is computed in {whole}", is_open
         layers = cuda_layers(imported, self._parts.target, choices, templates=self._parts.templates)
         found = find_layers_to_keep(
             layers, name, share, error_of, lambda kept: make(Precision(name, kept, whole)), deadline, tell, dtype=whole
         )
         if found.kept is None:
-            return Precision(whole), f"{off}, and no layers to keep in {whole} were found: all are computed so"
-        return Precision(name, found.kept.layers, whole), found.note
+            return Precision(whole), f"{found.note}: all are computed so", is_open or found.is_open
+        return Precision(name, found.kept.layers, whole), found.note, is_open
 
     # --- an artifact
 
@@ -277,16 +288,18 @@ class CudaCompile:
 
     def _finished(
         self,
-        loaded: _Engine,
+        settled: Settled[TvmCudaEngine],
         signature: Signature,
         digest: str,
         told: dict[str, Any],
-        note: str = "",
         *,
         is_plain: bool = False,
     ) -> Compiled | NotCompiled:
+        loaded = settled.loaded
+        if isinstance(loaded, NotCompiled):
+            return loaded
         publish = self._artifacts.publisher(loaded, signature, digest, is_plain=is_plain)
         if isinstance(publish, NotCompiled):
             loaded.close()
             return publish
-        return Compiled(loaded.held(), publish, told, note, clock=self._parts.clock)
+        return Compiled(loaded.held(), publish, told, settled.note, clock=self._parts.clock, is_open=settled.is_open)

@@ -13,25 +13,29 @@ _PROC = Path("/proc")
 _PAGE_BYTES = resource.getpagesize()
 #: Field of /proc/PID/stat behind the command's closing parenthesis: state. statm: resident pages.
 _STATE, _RESIDENT = 0, 1
+#: What looking at a process says that has gone meanwhile, or is another user's.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def members(group: int) -> list[int]:
-    """Processes of the group that have not ended (those that ended and wait to be reaped hold no memory)."""
+    """Processes of the group that have not ended (those that ended and wait to be reaped hold no memory). Raises
+    OSError where this process has no descriptor left to look."""
     found = []
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            with suppress(OSError):
-                if os.getpgid(pid) == group and _state(pid) not in "ZX":
-                    found.append(pid)
+    with os.scandir(_PROC) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                pid = int(entry.name)
+                with suppress(*_GONE):
+                    if os.getpgid(pid) == group and _state(pid) not in "ZX":
+                        found.append(pid)
     return found
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Resident memory of the processes together; pages that they share count for each."""
+    """Resident memory of the processes together; pages that they share count for each. Raises as `members` does."""
     total = 0
     for pid in pids:
-        with suppress(OSError):
+        with suppress(*_GONE):
             total += int((_PROC / str(pid) / "statm").read_text(encoding="ascii").split()[_RESIDENT])
     return total * _PAGE_BYTES
 

@@ -22,10 +22,12 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The layers to keep (None: keeping none is enough, or nothing helps), and what people should know."""
+    """The layers to keep (None: nothing helps, or nothing was found), and what people should know."""
 
     kept: Kept | None
     note: str = ""
+    is_open: bool = False
+    """Whether more time, or another day, may bring an answer."""
 
 
 def find_layers_to_keep(
@@ -42,15 +44,18 @@ def find_layers_to_keep(
     compiles with these layers in float32, and may raise BuildFailed and LinkFailed. `dtype`: what people are told that
     those layers are computed in."""
     num_tried = 0
+    is_open = False
 
     def error(kept: frozenset[int]) -> float | None:
-        nonlocal num_tried
+        nonlocal num_tried, is_open
         if time.monotonic() > deadline:
+            is_open = True
             return None
         num_tried += 1
         tell(0.75, f"looking for layers to keep in {dtype}: {num_tried} tried", num_tried=num_tried)
         made = make(kept)
         if isinstance(made, NotCompiled):
+            is_open = True
             return None
         try:
             return error_of(made.engine.instantiate())
@@ -60,10 +65,11 @@ def find_layers_to_keep(
     try:
         kept = find_kept(len(layers), error)
     except (HoneError, BuildFailed, LinkFailed) as problem:
-        return Keeping(None, f"which layers to keep in {dtype} was not found: {problem}")
+        return Keeping(None, f"which layers to keep in {dtype} was not found: {problem}", is_open=True)
     if kept is None:
         off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
-        return Keeping(None, f"{off}, and no layers to keep in {dtype} were found")
+        in_time = " in the time that there was" if is_open else ""
+        return Keeping(None, f"{off}, and no layers to keep in {dtype} were found{in_time}", is_open)
     tell(0.9, f"keeping {len(kept.layers)} of {len(layers)} layers in {dtype}")
     return Keeping(kept, _note_of(kept, layers, dtype))
 

@@ -66,10 +66,11 @@ class Maker:
         clock: Callable[[], float] = time.monotonic,
         num_sharing: Callable[[], int] = lambda: 1,
         others_bytes: Callable[[], int] = lambda: 0,
+        num_kinds: int = 1,
     ) -> None:
         """`num_sharing`: kinds of device that there is work for now, which share cores and memory; `others_bytes` are
-        those that the others' children have."""
-        self._num_sharing, self._others_bytes = num_sharing, others_bytes
+        those that the others' children have; `num_kinds` that there may ever be work for at once."""
+        self._num_sharing, self._others_bytes, self._num_kinds = num_sharing, others_bytes, num_kinds
         self._book = book
         self._promotion = promotion
         self._promoter = promoter
@@ -82,6 +83,8 @@ class Maker:
         self._activity_descriptor = activity_descriptor
         self._clock = clock
         self._job: Job | None = None
+        self._making: Making | None = None
+        """What the present job's last child was asked for and told."""
         self._child: Child | None = None
         self._ends_at = 0.0
         """When the present child has used its time up, at the earliest."""
@@ -137,8 +140,20 @@ class Maker:
             record = self._book.records.get(job.ref)
             if record is not None:
                 self._ask_again_for_room(record)
+        except Exception:  # a mistake in here: the lane tells of it
+            self._fail_untold(job, tasks)
+            raise
         finally:
-            self._job = None
+            self._job = self._making = None
+
+    def _fail_untold(self, job: Job, tasks: Sequence[Task]) -> None:
+        record = self._book.records.get(job.ref)
+        if record is None:
+            return
+        if self._making is not None:
+            blamed, rest = self._making.left()
+            tasks = [task for task in tasks if task in blamed or task in rest]
+        self._book.fail(record, job.device, tasks, "a fault in hone, see the server's log")
 
     def seconds_left(self, record: Record, device: str) -> float:
         """Of a version's time for tuning on a kind of device."""
@@ -157,7 +172,8 @@ class Maker:
         record.follow_work()
         self._ends_at = self._clock() + left
         self._book.tell(record)
-        making = Making(
+        num_starts = record.num_starts
+        making = self._making = Making(
             tasks,
             lambda event: self._heard(record, job.device, event),
             lambda task, event: self._specialized(record, job.device, task, event),
@@ -169,7 +185,7 @@ class Maker:
             del record.at_work[job.device]
             record.follow_work()
         self._promote_first()
-        self._count(record, job.device, result)
+        self._count(record, job.device, result, of_now=record.num_starts == num_starts)
         if result.outcome == "cancelled":
             self._book.note(record, "cancelled", reason=result.reason)
             return []
@@ -206,11 +222,13 @@ class Maker:
         self, record: Record, job: Job, tasks: Sequence[Task], seconds: float, making: Making
     ) -> Generator[None, None, JobResult]:
         budget, memory_bytes = self._options.budget, self._memory_of(job)
+        # Others may join while the child works: what somebody set holds for all of them together also then.
+        fair_bytes = memory_bytes // self._num_kinds if budget.memory_is_set else memory_bytes
         spec = self._spec(record, job, tasks, seconds)
         spec["samples"] = making.samples_descriptor(self._samples_of(record.version))
         self._child = Child(
             spec,
-            Limits(seconds, memory_bytes, budget.silence_seconds, int(spec["memory_bytes"]), self._others_bytes),
+            Limits(seconds, memory_bytes, budget.silence_seconds, fair_bytes, self._others_bytes),
             on_event=making.on_event,
             on_tick=self._promote_first,
             pacer=Pacer(self._activity) if budget.pause else None,
@@ -272,11 +290,17 @@ class Maker:
                     "signature": task.signature.to_json(),
                     "digest": task.digest,
                     "mode": task.mode,
+                    "is_plain": self._is_plain(record, job.device, task),
                     "plain_speedup": self._plain_speedup(record, job.device, task),
                 }
                 for task in tasks
             ],
         }
+
+    @staticmethod
+    def _is_plain(record: Record, device: str, task: Task) -> bool:
+        bucket = record.bucket(device, task.signature)
+        return bucket is not None and task.digest == bucket.plain
 
     @staticmethod
     def _plain_speedup(record: Record, device: str, task: Task) -> float | None:
@@ -343,8 +367,10 @@ class Maker:
             self._waves.append(bucket.plain)
         self._book.tell(record)
 
-    def _count(self, record: Record, device: str, result: JobResult) -> None:
-        record.spent_seconds[device] = record.spent_seconds.get(device, 0.0) + result.running_seconds
+    def _count(self, record: Record, device: str, result: JobResult, *, of_now: bool) -> None:
+        """`of_now`: the child was started in the time that the version has now, and was given no other since."""
+        if of_now:
+            record.spent_seconds[device] = record.spent_seconds.get(device, 0.0) + result.running_seconds
         counters = self._book.counters
         counters.child_seconds += result.running_seconds
         counters.peak_bytes = max(counters.peak_bytes, result.peak_bytes)
@@ -372,7 +398,7 @@ def jobs_to_ask_again(record: Record) -> list[Job]:
     gate again, what was refused without certainty is made again (of decisions that are known by now)."""
     tasks: dict[str, list[Task]] = {}
     for bucket in record.buckets.values():
-        if bucket.provisional and bucket.generation:
+        if bucket.provisional and bucket.generation and not bucket.serves_plain:
             tasks.setdefault(bucket.device, []).append(Task(bucket.signature, bucket.digest, "gate"))
         elif (bucket.inconclusive and bucket.outcome == "refused") or (
             bucket.outcome == "failed" and lacks_room(bucket.reason)

@@ -44,8 +44,8 @@ class Making:
                 raise Garbage(f"expected the outcome of one of {len(self._tasks)} tasks, once, found index {index!r}")
             if event.get("outcome") not in _OUTCOMES:
                 raise Garbage(f"expected an outcome of {', '.join(_OUTCOMES)}, found {event.get('outcome')!r}")
-            self._told.add(index)
             self._specialized(self._tasks[index], event)
+            self._told.add(index)  # only now: what goes wrong in there leaves it untold
             return
         index = event.get("index")
         if type(index) is int and 0 <= index < len(self._tasks):

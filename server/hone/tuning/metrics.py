@@ -89,7 +89,7 @@ def _models(statuses: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _buckets(statuses: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    labels = ["model", "version", "signature"]
+    labels = ["model", "version", "signature", "device"]
     engine = GaugeMetricFamily("hone_engine", "1 for the engine that runs a signature now", labels=[*labels, "engine"])
     generation = GaugeMetricFamily(
         "hone_generation", "Generation that runs a signature; 0 is the baseline", labels=labels
@@ -101,7 +101,7 @@ def _buckets(statuses: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     provisional = GaugeMetricFamily("hone_provisional", "1 for a verdict to be measured again", labels=labels)
     for told in statuses:
         for bucket in told["buckets"]:
-            values = [told["model"], told["version"], bucket["signature"]]
+            values = [told["model"], told["version"], bucket["signature"], bucket["device"]]
             for name in ("onnxruntime", "tvm"):
                 engine.add_metric([*values, name], float(bucket["engine"] == name))
             generation.add_metric(values, float(bucket["generation"]))

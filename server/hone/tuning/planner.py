@@ -101,7 +101,7 @@ class Planner:
                 if bucket is not None and not bucket.again:
                     continue
                 digest = self._key_of(record.version, tuning, signature, device)
-                bucket = bucket or Bucket(device, signature, digest)
+                bucket = bucket or Bucket(device, signature, digest, kind=self._names.get(device, CPU))
                 bucket.again = False
                 record.buckets[device, signature] = bucket
                 mode = self._recall(record, bucket)
@@ -115,16 +115,9 @@ class Planner:
     def _plain_tasks(self, record: Record, bucket: Bucket, mode: Mode | None) -> list[Task]:
         """Where a search is to come, or has found nothing, on a GPU whose baseline runs on the CPU: a plain module,
         known from before or to be made first."""
-        on_gpu = self._names.get(bucket.device, CPU) != CPU and record.version.baseline_gpu is None
-        if (
-            self._plain_key_of is None
-            or not on_gpu
-            or bucket.outcome == "passed"
-            or mode == "gate"
-            or bucket.generation
-        ):
+        digest = self._plain_digest(record, bucket)
+        if not digest or bucket.outcome == "passed" or mode == "gate" or bucket.generation:
             return []
-        digest = self._plain_key_of(record.version, record.tuning_on(bucket.device), bucket.signature, bucket.device)
         known = self._memories[bucket.device].recall(digest)
         if known.state == "passed":
             bucket.plain, bucket.plain_verdict = digest, dict(known.verdict)
@@ -132,6 +125,13 @@ class Planner:
             bucket.plain = digest
             return [Task(bucket.signature, digest, "plain" if known.state == "absent" else "gate")]
         return []
+
+    def _plain_digest(self, record: Record, bucket: Bucket) -> str:
+        """Of a bucket's plain artifact, whether there is one or not; empty where none is wanted."""
+        on_gpu = self._names.get(bucket.device, CPU) != CPU and record.version.baseline_gpu is None
+        if self._plain_key_of is None or not on_gpu:
+            return ""
+        return self._plain_key_of(record.version, record.tuning_on(bucket.device), bucket.signature, bucket.device)
 
     def known(self, record: Record) -> None:
         """Add buckets for what the cache holds, ready to be promoted, and for nothing else."""
@@ -141,6 +141,7 @@ class Planner:
                 known = self._memories[device].recall(digest)
                 if known.state == "passed":
                     bucket = Bucket(device, signature, digest, "passed", verdict=dict(known.verdict))
+                    bucket.kind = self._names.get(device, CPU)
                     record.buckets.setdefault((device, signature), bucket)
 
     def _usable(self, record: Record) -> list[tuple[str, ModelTuning]]:
@@ -160,15 +161,17 @@ class Planner:
                 continue
             memory = self._memories[bucket.device]
             memory.withdraw(bucket.digest)
+            if plain := self._plain_digest(record, bucket):
+                memory.withdraw(plain)
             known = memory.recall(bucket.digest)
             there = known.state in ("passed", "unproven")
             if known.state == "quarantined" or (self._options.cannot_build and not there):
                 continue
             if not bucket.generation or bucket.serves_plain:
                 bucket.outcome, bucket.reason, bucket.verdict = "", "", {}
-            tasks.setdefault(bucket.device, []).append(
-                Task(bucket.signature, bucket.digest, "gate" if there else "build")
-            )
+            mode: Mode = "gate" if there else "build"
+            found = tasks.setdefault(bucket.device, [])
+            found += [*self._plain_tasks(record, bucket, mode), Task(bucket.signature, bucket.digest, mode)]
         return [Job(record.version.ref, device, tuple(found)) for device, found in tasks.items()]
 
     def gain(self, job: Job) -> float:
@@ -179,8 +182,15 @@ class Planner:
     def ordered(self, job: Job) -> Job:
         """With plain modules first, then the most valuable; of those worth the same, smaller batches."""
         values = self._values(job)
-        tasks = sorted(job.tasks, key=lambda task: (task.mode != "plain", -values[task.signature], task.signature.rows))
-        return replace(job, tasks=tuple(tasks))
+        record = self._book.records.get(job.ref)
+        buckets = record.buckets if record is not None else {}
+
+        def order(task: Task) -> tuple[bool, float, int]:
+            bucket = buckets.get((job.device, task.signature))
+            is_plain = task.mode == "plain" or (bucket is not None and task.digest == bucket.plain)
+            return not is_plain, -values[task.signature], task.signature.rows
+
+        return replace(job, tasks=tuple(sorted(job.tasks, key=order)))
 
     def _values(self, job: Job) -> dict[Signature, float]:
         """Of the job's signatures. Traffic that a bucket takes which is not in the job is not counted."""

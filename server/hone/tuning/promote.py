@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 #: Of the inputs that the check is made on; not one of those that the gate saw.
 _CHECK_SEED = 7
 _NUM_WARM = 2
+#: Pauses between pieces of work, as a multiple of what the piece took, and at most: each piece takes the interpreter
+#: and a core from requests, which catch up meanwhile.
+_REST_RATIO, _MAX_REST_SECONDS = 2.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,15 @@ def prepare(
     inputs = _inputs(bucket, domains, samples, batching=version.max_batch_size > 0)
     if inputs is None:
         return Refused("there are no inputs to check its outputs with; give model_warmup data")
+    began = time.perf_counter()
     try:
         with running():
             engine = load(bucket.digest, bucket.device, version)
     except HoneError as problem:
         return Refused(f"it could not be loaded: {problem}")
+    began = _rest(began)
     refused = _check(engine, inputs, version, tuning, running)
+    _rest(began)
     if refused is not None:
         with suppress(HoneError):
             engine.close()
@@ -70,6 +77,12 @@ def prepare(
         bucket.digest,
         min_rows if isinstance(min_rows, int) and 0 < min_rows < rows else rows,
     )
+
+
+def _rest(began: float) -> float:
+    """Pause after a piece of work that began then. When the next one begins."""
+    time.sleep(min(_REST_RATIO * (time.perf_counter() - began), _MAX_REST_SECONDS))
+    return time.perf_counter()
 
 
 def _check(

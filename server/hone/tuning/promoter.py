@@ -17,7 +17,7 @@ from hone.tuning.planner import Memory
 from hone.tuning.ports import EngineLoader, Promotion, TunableVersion
 from hone.tuning.probation import Death, Probation, Served
 from hone.tuning.promote import Refused, prepare
-from hone.tuning.record import Bucket, Record
+from hone.tuning.record import Bucket, Outcome, Record
 from hone.tuning.watch import Incident, Watch, Watched
 
 _log = logging.getLogger(__name__)
@@ -119,6 +119,10 @@ class Promoter:
         served = [Served(bucket.digest, device, f"{model} {bucket.signature.text}") for bucket in waiting]
         for bucket, mark in zip(waiting, self._probation.begin(served), strict=True):
             known = self._memories[device].recall(bucket.digest)
+            if known.state == "quarantined":  # meanwhile, by another server or another version
+                self._probation.end(mark)
+                self._refuse(record, bucket, Refused(known.reason), "quarantined")
+                continue
             told = known.entry.manifest.get("domains") if known.entry is not None else None
             running = partial(self._probation.board.running, mark)
             made = prepare(bucket, told, record.version, record.tuning_on(device), samples, self._load, running)
@@ -129,8 +133,8 @@ class Promoter:
                 self._refuse(record, bucket, made)
         return ready
 
-    def _refuse(self, record: Record, bucket: Bucket, refused: Refused) -> None:
-        bucket.outcome, bucket.reason = "failed", refused.reason
+    def _refuse(self, record: Record, bucket: Bucket, refused: Refused, outcome: Outcome = "failed") -> None:
+        bucket.outcome, bucket.reason = outcome, refused.reason
         own = record.buckets.get((bucket.device, bucket.signature))
         if own is not None and own.plain == bucket.digest:
             own.plain_verdict = {}
@@ -209,6 +213,8 @@ class Promoter:
                 with self._promotion.lease(version.ref, bucket.generation) as held:
                     if not held:
                         self._forget(version.ref, bucket.generation)
+                        if bucket.before:  # the slot that kept it is gone too
+                            self._forget(version.ref, bucket.before)
                         bucket.before = 0
                         bucket.returned()
 
@@ -243,8 +249,15 @@ class Promoter:
             extra={"model": watched.ref.model},
         )
         record = self._book.records.get(watched.ref)
-        for bucket in record.served_by(watched.generation) if record is not None else ():
-            assert record is not None
+        if record is None:
+            return
+        for bucket in record.buckets.values():
+            if bucket.before == watched.generation:  # what serves now goes on, and can be returned to it no longer
+                bucket.before, bucket.plain, bucket.plain_verdict = 0, "", {}
+                told = {"signature": bucket.signature.text, "reason": incident.reason}
+                self._book.note(record, "rolled_back", generation=watched.generation, **told)
+                self._book.tell(record)
+        for bucket in record.served_by(watched.generation):
             if bucket.serves_plain:
                 bucket.plain, bucket.plain_verdict = "", {}
             else:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hone.specialization import Signature
+from hone.specialization import CPU, Signature
 from hone.tuning.holding import PAUSED
 from hone.tuning.ports import TunableVersion
 from hone.tuning.settings import MODES, Mode, ModelTuning
@@ -41,6 +41,8 @@ class Bucket:
     """Generation of the plain artifact, where another has taken its place: what a roll-back returns to."""
     again: bool = False
     """It failed while the plain artifact serves, and is to be made again."""
+    kind: str = CPU
+    """What people and executors call the kind of device."""
 
     @property
     def serves_plain(self) -> bool:
@@ -80,6 +82,7 @@ class Bucket:
         verdict = self.plain_verdict if self.serves_plain else self.verdict
         return {
             "signature": self.signature.text,
+            "device": self.kind,
             "artifact": self.artifact or self.digest,
             "engine": "tvm" if self.generation else "onnxruntime",
             "generation": self.generation,
@@ -119,7 +122,9 @@ class Record:
     buckets: dict[tuple[str, Signature], Bucket] = field(default_factory=dict)
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
     spent_seconds: dict[str, float] = field(default_factory=dict)
-    """Of its time for tuning, by kind of device."""
+    """Of its time for tuning, by kind of device, since it was started last."""
+    num_starts: int = 0
+    """How often it was given all its time anew."""
     held: str = ""
     """Why nothing is done about it until it is started again; empty while all goes on."""
     sampled: list[Signature] | None = None

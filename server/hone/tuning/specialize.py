@@ -56,6 +56,8 @@ class Compiled:
     """What its runs are measured by."""
     instances_of: InstancesOf | None = None
     """Instances that so many threads run; None where threads are no choice (a GPU)."""
+    is_open: bool = False
+    """More time, or another day, may have made it better: a refusal of it is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Led
         outcome = one.run(task["digest"], mode, remaining)
         if outcome["outcome"] == "passed":
             passed_rows.append(signature.rows)
-            if mode == "plain":
+            if mode == "plain" or task.get("is_plain"):
                 plain_speedups[signature] = float(outcome["verdict"]["speedup"])
         emit("specialized", index=i, **outcome)
 
@@ -281,20 +283,16 @@ class _Specializing:
         if compiled.note:
             told["note"] = compiled.note
         if not verdict.passed:
-            # What the machine's noise decided is asked again when it rests; what the numbers say is remembered.
-            told["inconclusive"] = not verdict.is_certain
-            if verdict.is_certain:
-                self.ledger.keep_refusal(digest, "refused", verdict.reason, told)
-            return _outcome("refused", verdict.reason, verdict=told, report=compiled.report)
-        speedup = verdict.comparison.speedup if verdict.comparison is not None else None
-        if self.to_beat is not None and speedup is not None and speedup <= self.to_beat:
+            return self._refused(compiled, digest, verdict.reason, told, is_certain=verdict.is_certain)
+        measured = verdict.comparison
+        if self.to_beat is not None and measured is not None and measured.speedup <= self.to_beat:
             told["passed"] = False
             reason = (
-                f"no faster than the module with plain schedules: {speedup:.3g} times the baseline's speed, that one"
-                f" has {self.to_beat:.3g} times"
+                f"no faster than the module with plain schedules: {measured.speedup:.3g} times the baseline's speed,"
+                f" that one has {self.to_beat:.3g} times"
             )
-            self.ledger.keep_refusal(digest, "refused", reason, told)
-            return _outcome("refused", reason, verdict=told, report=compiled.report)
+            is_certain = not measured.provisional and measured.ratio.low * self.to_beat >= 1.0
+            return self._refused(compiled, digest, reason, told, is_certain=is_certain)
         min_rows = self.signature.rows
         if batching and self.signature.rows - self.below > 1:
             self.told(_PADDED_SHARE, "measuring padded batches", paced=True)
@@ -312,6 +310,17 @@ class _Specializing:
         if problem:
             return _outcome("failed", f"it passed, and could not be kept: {problem}", verdict=told)
         return _outcome("passed", compiled.note, verdict=told, report=compiled.report)
+
+    def _refused(
+        self, compiled: Compiled, digest: str, reason: str, told: dict[str, Any], *, is_certain: bool
+    ) -> dict[str, Any]:
+        """What the machine's noise, or the time that there was, decided is asked again when the machine rests; what the
+        numbers say is remembered."""
+        is_certain = is_certain and not compiled.is_open
+        told["inconclusive"] = not is_certain
+        if is_certain:
+            self.ledger.keep_refusal(digest, "refused", reason, told)
+        return _outcome("refused", reason, verdict=told, report=compiled.report)
 
     def _verdict(self, trial: Trial) -> Verdict:
         checks = trial.check()

@@ -80,7 +80,11 @@ class Tuner:
         """`lost`: why this process can use its GPUs no longer; empty while it can."""
         self._lost = lost
         self._lost_since: float | None = None
+        self._loss = ""
+        """What people are told of it once nothing is made for GPUs any more."""
         self._gpu_kinds = frozenset(device.key for device in devices if device.kind != CPU)
+        self._alive = frozenset(device.key for device in devices)
+        """Kinds of device that are not lost."""
         self._models = models
         self._traffic = traffic
         self._probation = probation
@@ -132,6 +136,7 @@ class Tuner:
                     clock=clock,
                     num_sharing=self._num_sharing,
                     others_bytes=partial(self._others_bytes, kind),
+                    num_kinds=len(self._devices.kinds),
                 )
                 for kind in self._devices.kinds
             },
@@ -214,12 +219,19 @@ class Tuner:
         """On each kind of device, take the most valuable job, make its specializations in a child (compile, gate,
         publish), and promote those that passed; all a little further with each step. What the cache knows already is
         promoted on arrival. False when there is nothing to make."""
-        self.attend()
+        try:
+            self.attend()
+        finally:  # children are looked after whatever goes wrong elsewhere
+            busy = self._work()
+        return busy
+
+    def _work(self) -> bool:
         for device, kind in self._devices.free():
             job = self._queue.take(kind)
             if job is not None:
+                job = self._planner.ordered(job)
                 self._devices.acquire(device)
-                self._lanes.begin(kind, device, self._planner.ordered(job))
+                self._lanes.begin(kind, device, job)
         if self._lanes.is_idle:
             return False
         for device, job in self._lanes.step():
@@ -231,11 +243,11 @@ class Tuner:
         """All that does not wait for a child: commands, models that came and went, the cache, the watch."""
         now = self._clock()
         self._follow_commands()
+        self._promoter.follow_watch(idle=self._lanes.is_idle)  # before promotions: what has failed is kept out by then
         if self._wake.is_set() or now >= self._next_look:
             self._wake.clear()
             self._next_look = now + _TICK_SECONDS
             self._follow_models()
-        self._promoter.follow_watch(idle=self._lanes.is_idle)
         self._follow_loss(now)
         if now >= self._next_upkeep and self._lanes.is_idle:  # a child may be using what would move
             self._next_upkeep = now + self._options.upkeep_seconds
@@ -254,11 +266,15 @@ class Tuner:
         return self._lanes.resident_bytes(but=kind)
 
     def _finish(self, ref: VersionRef) -> None:
-        self._follow_models()  # it may have been reloaded with another configuration since the last look
-        self._promoter.promote(ref, but=self._lanes.at_work(ref))
-        record = self._book.records.get(ref)
-        if record is not None:
-            self._settle(record)
+        try:
+            self._follow_models()  # it may have been reloaded with another configuration since the last look
+        finally:
+            try:
+                self._promoter.promote(ref, but=self._lanes.at_work(ref))
+            finally:  # nobody else would: it would be told to be at work for ever
+                record = self._book.records.get(ref)
+                if record is not None:
+                    self._settle(record)
 
     # --- models
 
@@ -334,8 +350,13 @@ class Tuner:
         elif not self._lanes.is_working_on(ref):
             record.settle()
             if not record.buckets and record.mode != "off" and not record.held:
-                record.reason = "its input shapes are not known: name signatures in its configuration, or send requests"
+                record.reason = self._why_no_signatures(record)
         self._book.tell(record)
+
+    def _why_no_signatures(self, record: Record) -> str:
+        if self._alive.isdisjoint(record.tunings):
+            return self._loss
+        return "its input shapes are not known: name signatures in its configuration, or send requests"
 
     def _drop(self, record: Record, reason: str) -> None:
         """Return every signature of a version to the baseline, and stop working on it."""
@@ -362,6 +383,7 @@ class Tuner:
             return
         record.held = ""
         self._holds.drop(record.version.ref)
+        record.num_starts += 1
         record.spent_seconds, record.num_remeasured, record.remeasure_at = {}, 0, 0.0
         if action == "retune":
             self._retune(record)
@@ -404,7 +426,8 @@ class Tuner:
         if now - self._lost_since < _LOSS_SECONDS:
             return
         gone, self._gpu_kinds = self._gpu_kinds, frozenset()
-        told = f"the GPU is lost: {reason}"
+        self._alive -= gone
+        self._loss = told = f"the GPU is lost: {reason}"
         self._devices.withdraw(gone)
         self._queue.drop(gone)
         self._lanes.cancel_on(gone, told)
@@ -436,4 +459,5 @@ class Tuner:
                 self._queue.put(job)
 
     def _has_time(self, record: Record, device: str) -> bool:
-        return record.tuning_on(device).mode == "on" and self._lanes.seconds_left(record, device) > 0
+        on = device in self._alive and record.tuning_on(device).mode == "on"
+        return on and self._lanes.seconds_left(record, device) > 0

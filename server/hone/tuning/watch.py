@@ -177,18 +177,18 @@ class Watch:
                 if held and (watched.ref, watched.generation) in self._watched:
                     self._examine(sample, idle=idle)
                     break
-        incidents = []
-        while self._incidents:
-            incidents.append(self._incidents.popleft())
         now = self._clock()
         passed = [
             watched
-            for watched in self._watched.values()
+            for watched in self.watched()  # a copy: executor threads give up on some meanwhile
             if watched.on_probation
             and (len(watched.ratios) >= MIN_PAIRS or now - watched.since >= self._options.probation_seconds)
         ]
         for watched in passed:
             watched.on_probation = False
+        incidents = []  # last: what is taken out here must reach the caller
+        while self._incidents:
+            incidents.append(self._incidents.popleft())
         return incidents, passed
 
     def _examine(self, sample: _Sample, *, idle: bool) -> None:

@@ -19,6 +19,7 @@ def told(p99_while_tuning: float, tuning_seconds: float, finished: bool = True) 
         "before": {"p99": 1000.0},
         "during": {"p99": p99_while_tuning},
         "spinner": {"p99": 1100.0},
+        "memory": {"p99": 1500.0},
         "tuning_seconds": tuning_seconds,
         "finished": finished,
     }
@@ -38,7 +39,7 @@ def test_ratios_are_held_against_the_bars_at_half_load_only(p99, seconds, finish
     assert "bar" not in lines[0]
     for word in words:
         assert word in lines[1]
-    assert "beside mere computing 1.10 x" in lines[1]
+    assert "beside a spinner 1.10 x, a writer of memory 1.50 x" in lines[1]
 
 
 def test_latency_counts_from_when_a_request_was_due():

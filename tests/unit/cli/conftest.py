@@ -50,6 +50,7 @@ class ModelServer:
 
     def __init__(self) -> None:
         self.state, self.is_tuned, self.refuse = "tuned", True, 0
+        self.datatype = "FP32"
         self.choice = "offered"
         """Of the engine by requests: "offered", "ignored" as by older servers, or "locked" behind a key."""
         self.calls: list[str] = []
@@ -96,7 +97,8 @@ class ModelServer:
         if path.endswith("/config"):
             return 200, {"max_batch_size": 8}
         if path == "/v2/models/m":
-            return 200, {"name": "m", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1, 4]}], "outputs": []}
+            inputs = [{"name": "IN", "datatype": self.datatype, "shape": [-1, 4]}]
+            return 200, {"name": "m", "inputs": inputs, "outputs": []}
         return 404, {"error": f"{path} is not found"}
 
     def post(self, path: str, body: bytes) -> tuple[int, Any]:

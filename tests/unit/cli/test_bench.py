@@ -9,12 +9,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from hone.cli.load import Load, Measured
 from hone.cli.main import main
 
 QUICK = ("--duration", "0.05")
+TEXTS = (b"a", b"", "ö".encode(), b"bcd")
 
 
 def run(model_server: Any, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
@@ -89,6 +92,30 @@ def test_inputs_come_from_files(model_server, capsys, tmp_path: Path) -> None:
     assert code == 0
     row = struct.pack("<4f", 1, 2, 3, 4)
     assert all(body.endswith(row + row) for body in model_server.requests)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text", "row"),
+    [
+        ("FP16", "[1, 2, 0.1, 4]", np.array([1, 2, 0.1, 4], np.float16).tobytes()),
+        ("BF16", "[1, 2, 0.1, 4]", np.array([1, 2, 0.1, 4], ml_dtypes.bfloat16).tobytes()),
+        ("BYTES", '["a", "", "\u00f6", "bcd"]', b"".join(struct.pack("<I", len(t)) + t for t in TEXTS)),
+    ],
+)
+def test_files_of_what_json_cannot_carry_are_sent_as_bytes(model_server, capsys, tmp_path, datatype, text, row) -> None:
+    model_server.datatype = datatype
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    code, _, err = run(model_server, capsys, "--engine=current", f"--input=IN={tmp_path / 'x.json'}", "--batch=2")
+    assert code == 0, err
+    assert all(body.endswith(row + row) for body in model_server.requests)
+
+
+def test_numbers_are_no_texts(model_server, capsys, tmp_path) -> None:
+    model_server.datatype = "BYTES"
+    (tmp_path / "x.json").write_text("[1, 2, 3, 4]")
+    code, _, err = run(model_server, capsys, f"--input=IN={tmp_path / 'x.json'}")
+    assert code != 0
+    assert "cannot be read as BYTES array: it holds int64, not texts" in err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from hone.cli.infer import read_input
+from hone.cli.main import main
 from hone.errors import InvalidRequest
+from hone.types import NUMPY_DTYPES
 
 
 def picture(folder: Path, mode: str, colour: Any, size: tuple[int, int] = (4, 2), name: str = "p.png") -> Path:
@@ -89,9 +91,29 @@ def test_numbers_that_would_change_are_refused(tmp_path: Path, datatype: str, va
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "FP16", "BF16"])
-def test_datatypes_that_json_cannot_carry(tmp_path: Path, datatype: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"cannot send {datatype}"):
-        read_input(tmp_path / "x.json", datatype, (1,))
+def test_datatypes_that_json_cannot_carry(
+    model_server: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, datatype: str
+) -> None:
+    model_server.datatype = datatype
+    assert main(["infer", "m", str(tmp_path / "x.json"), "--url", model_server.url]) != 0
+    assert f"'hone infer' cannot send {datatype} inputs as JSON; use a client library" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_floats_of_files(tmp_path: Path, datatype: str) -> None:
+    np.save(tmp_path / "x.npy", np.array([0.1, 3.0]))
+    array = read_input(tmp_path / "x.npy", datatype, (2,))
+    assert array.dtype == NUMPY_DTYPES[datatype]
+    np.testing.assert_array_equal(array, np.array([0.1, 3.0]).astype(NUMPY_DTYPES[datatype]))
+    pixels = read_input(picture(tmp_path, "L", 51), datatype, (1, 2, 4)).astype(np.float32)
+    np.testing.assert_allclose(pixels, 0.2, rtol=5e-3)
+
+
+def test_texts_of_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[b"a", b"bc"]]))
+    assert read_input(tmp_path / "x.npy", "BYTES", (2,)).tolist() == [b"a", b"bc"]
+    with pytest.raises(InvalidRequest, match="a picture does not fit an input of texts"):
+        read_input(picture(tmp_path, "L", 1), "BYTES", (1, 2, 4))
 
 
 def test_shapes_that_do_not_fit(tmp_path: Path) -> None:

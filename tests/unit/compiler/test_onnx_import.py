@@ -13,7 +13,8 @@ import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from hone.compiler import simplify
+from hone.compiler import baseline, onnx_import, simplify
+from hone.compiler.build import BuildFailed
 from hone.compiler.onnx_graph import MAX_INLINE_ITEMS
 from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
 from hone.types import TensorSpec
@@ -231,6 +232,21 @@ def test_weights_too_large_for_one_message(tmp_path, monkeypatch):
     assert set(result.initializers.values()) == {"w1", "b1", "w2"}
 
 
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_products_along_an_axis_bring_no_weights(reverse, tmp_path):
+    proto = model(
+        f"g (float[a, b] x) => (float[c, d] y) {{ y = CumProd <reverse = {reverse}, exclusive = 1> (x, axis) }}",
+        {"axis": np.array(1)},
+        opset=26,
+    )
+    result = imported(proto, {"x": (3, 20)}, tmp_path)
+    assert not result.params
+    x = RNG.uniform(0.5, 1.5, (3, 20)).astype(np.float32)
+    forward = np.cumprod(x[:, ::-1] if reverse else x, axis=1)[:, :-1]
+    expected = np.concatenate([np.ones((3, 1), np.float32), forward], 1)
+    assert_same(run_compiled(result, {"x": x}), [expected[:, ::-1] if reverse else expected])
+
+
 def test_nothing_is_left_in_the_folder_of_temporary_files(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -397,6 +413,38 @@ def test_what_is_no_onnx_file_is_refused(tmp_path):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         import_model(tmp_path / "none.onnx", {})
+
+
+@pytest.mark.parametrize(
+    "place, name",
+    [(baseline, "simplified"), (onnx_import, "canonicalize"), (onnx_import, "rewrite"), (onnx, "load")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer of size 4294967296"),
+    ],
+    ids=["python", "C++", "ONNX Runtime"],
+)
+def test_a_machine_without_memory_says_nothing_of_the_model(monkeypatch, place, name, problem):
+    def starved(*_, **__):
+        raise problem
+
+    monkeypatch.setattr(place, name, starved)
+    with pytest.raises(BuildFailed, match="importing: "):
+        import_model(DIGITS, {"image": (1, 1, 8, 8)})
+
+
+def test_a_converter_that_has_no_memory_says_nothing_of_the_model(monkeypatch):
+    def starved(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(onnx_import._Importer, "_convert_operator", starved)
+    with pytest.raises(BuildFailed, match="importing: MemoryError"):
+        import_model(DIGITS, {"image": (1, 1, 8, 8)})
 
 
 def test_what_the_importer_prints_does_not_reach_standard_output(tmp_path, capfd):

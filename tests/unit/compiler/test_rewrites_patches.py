@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hone.compiler.rewrites import rewrite
+from hone.compiler.rewrites import patches, rewrite
 from tests.unit.compiler.graphs import graph_of, model, operators, run
 from tests.unit.compiler.test_rewrites_elementary import check
 
@@ -42,12 +42,27 @@ def test_equal_items_count_as_the_first(tmp_path):
     check(proto, {"x": np.array([[[1, 1, 0, 1, 1, 0, 0, 0]]], np.float32)}, tmp_path)
 
 
-def test_max_pool_of_8_bits_with_padding(tmp_path):
+@pytest.mark.parametrize("datatype", ["int8", "uint8"])
+def test_max_pool_of_8_bits_with_padding(datatype, tmp_path):
     proto = model(
-        "g (int8[a, b, c, d] x) => (int8[e, f, h, i] y, int64[j, k, l, m] z) {"
+        f"g ({datatype}[a, b, c, d] x) => ({datatype}[e, f, h, i] y, int64[j, k, l, m] z) {{"
         " y, z = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x) }"
     )
-    check(proto, {"x": RNG.permutation(25).reshape(1, 1, 5, 5).astype(np.int8) - 100}, tmp_path)
+    least = np.iinfo(datatype).min
+    graph = check(proto, {"x": (RNG.permutation(25).reshape(1, 1, 5, 5) + least).astype(datatype)}, tmp_path)
+    # No item is less than padding then, and none of it is chosen: but the first that there is in each window.
+    values, indices = run(graph.attached(), {"x": np.full((1, 1, 5, 5), least, datatype)})
+    assert np.all(values == least)
+    first = np.maximum(np.arange(5) - 1, 0)
+    np.testing.assert_array_equal(indices[0, 0], first[:, None] * 5 + first[None, :])
+
+
+def test_max_pool_of_windows_that_are_all_padding_is_left_alone(tmp_path):
+    proto = model(
+        "g (float[a, b, c] x) => (float[e, f, h] y, int64[j, k, l] z) {"
+        " y, z = MaxPool <kernel_shape = [2], dilations = [5], pads = [1, 2]> (x) }"
+    )
+    assert not rewrite(graph_of(proto, {"x": np.zeros((1, 1, 3), np.float32)}, tmp_path))
 
 
 def test_max_unpool_into_a_named_shape(tmp_path):
@@ -62,6 +77,19 @@ def test_max_unpool_into_a_named_shape(tmp_path):
     held = dict(inputs, at=np.array([[[[5, 7], [13, -1]]]]))
     *_, guard = run(graph.attached(), held)
     assert not guard
+
+
+def test_blocks_without_end_are_no_kernels(tmp_path, monkeypatch):
+    proto = model(
+        "g (float[a, b, c] x) => (float[d, e, f, h] y) { y = Col2Im (x, image, block) }",
+        {"image": np.array([7, 8]), "block": np.array([3, 2])},
+        opset=18,
+    )
+    inputs = {"x": np.zeros((1, 6, 35), np.float32)}
+    monkeypatch.setattr(patches, "_MAX_TABLE_ITEMS", 36)
+    assert rewrite(graph_of(proto, inputs, tmp_path))
+    monkeypatch.setattr(patches, "_MAX_TABLE_ITEMS", 35)
+    assert not rewrite(graph_of(proto, inputs, tmp_path))
 
 
 @pytest.mark.parametrize("strides, dilations, pads", [*itertools.product([1, 2], [1, 2], [0, 1])])

@@ -29,6 +29,18 @@ def test_cumulative_product(reverse, exclusive, axis, size, tmp_path):
     assert "CumProd" not in operators(graph)
 
 
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_a_product_along_a_long_axis_brings_no_large_constants(reverse, tmp_path):
+    proto = model(
+        f"g (float[n, m] x) => (float[k, l] y) {{ y = CumProd <reverse = {reverse}, exclusive = 1> (x, axis) }}",
+        {"axis": np.array(1)},
+        opset=26,
+    )
+    graph = check(proto, {"x": RNG.uniform(0.9, 1.1, (64, 200)).astype(np.float32)}, tmp_path)
+    assert not graph.weights
+    assert sum(len(tensor.raw_data) for tensor in graph.model.graph.initializer) < 2000
+
+
 @pytest.mark.parametrize("mode, begins", [("linear", [0, 3]), ("circular", [4, 1])])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_steps_written_into_a_cache(mode, begins, steps, tmp_path):

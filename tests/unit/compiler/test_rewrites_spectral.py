@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hone.compiler.rewrites import rewrite
+from hone.compiler.rewrites import rewrite, spectral
 from tests.unit.compiler.graphs import assert_same, graph_of, model, operators, run
 
 RNG = np.random.default_rng(5)
@@ -73,6 +73,30 @@ def test_stft(window, onesided, step, tmp_path):
     spectra = np.fft.rfft(frames) if onesided else np.fft.fft(frames)
     assert_same(found, [joined(spectra).astype(np.float32)], tolerance=2e-5)
     assert_same(found, run(proto, {"x": signal}), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_stft_of_a_signal_without_a_dimension_for_its_parts(window, tmp_path):
+    signal = RNG.normal(size=(2, 61)).astype(np.float32)
+    proto = model(
+        "g (float[a, b] x) => (float[d, e, f, h] y) {" + f" y = STFT (x, step, {'window' if window else ''}, n) }}",
+        {"step": np.array(8), "n": np.array(16)} | ({"window": np.full(16, 0.5, np.float32)} if window else {}),
+    )
+    found = rewritten(proto, {"x": signal}, tmp_path)
+    frames = np.lib.stride_tricks.sliding_window_view(signal, 16, axis=1)[:, ::8] * (0.5 if window else 1)
+    assert_same(found, [joined(np.fft.rfft(frames)).astype(np.float32)], tolerance=2e-5)
+
+
+def test_frames_without_end_are_no_table(tmp_path, monkeypatch):
+    proto = model(
+        "g (float[a, b, c] x) => (float[d, e, f, h] y) { y = STFT (x, step, , n) }",
+        {"step": np.array(1), "n": np.array(16)},
+    )
+    inputs = {"x": np.zeros((1, 47, 1), np.float32)}
+    monkeypatch.setattr(spectral, "_MAX_TABLE_ITEMS", 32 * 16)
+    assert rewrite(graph_of(proto, inputs, tmp_path))
+    monkeypatch.setattr(spectral, "_MAX_TABLE_ITEMS", 32 * 16 - 1)
+    assert not rewrite(graph_of(proto, inputs, tmp_path))
 
 
 def test_a_length_that_a_run_brings_is_left_alone(tmp_path):

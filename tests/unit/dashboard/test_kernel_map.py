@@ -66,6 +66,35 @@ def test_artifacts_without_a_map_have_none(tmp_path: Path, content: dict[str, An
     assert read_map(tmp_path, publish(tmp_path, **content)) is None
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "conv2d",
+        None,
+        {},
+        {"what": 5},
+        {"parameters": None},
+        {"num_calls": "3"},
+        {"call_ns": "fast"},
+        {"limit_ns": [1]},
+        {"operations": {}},
+    ],
+    ids=str,
+)
+def test_maps_of_imported_artifacts_that_are_none(tmp_path: Path, broken: Any) -> None:
+    """`cache import` brings manifests that others wrote."""
+    wrong = {**line(**KERNEL), **broken} if broken and isinstance(broken, dict) else broken
+    digest = publish(tmp_path, kernel_map=[line(**KERNEL), wrong])
+    assert read_map(tmp_path, digest) is None
+
+
+@pytest.mark.parametrize("verdict", [None, 5, {"tuned_ms": "fast"}, {"tuned_ms": None}])
+def test_a_verdict_that_tells_no_time_is_none(tmp_path: Path, verdict: Any) -> None:
+    told = read_map(tmp_path, publish(tmp_path, kernel_map=[line(**KERNEL, call_ns=9000.0)], verdict=verdict))
+    assert told is not None
+    assert (told["tuned_us"], told["groups"][0]["share"]) == (None, 1.0)
+
+
 def test_what_is_not_there_has_none(tmp_path: Path) -> None:
     assert read_map(tmp_path / "nothing", "0" * 64) is None
     publish(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hone.engines import onnx_divisions
+from hone.engines import onnx_divisions, onnxruntime
 from hone.engines.onnx_divisions import guarded_model
-from hone.engines.onnxruntime import OnnxRuntimeEngine
+from hone.engines.onnxruntime import CUDA_PROVIDER, OnnxRuntimeEngine, cuda_provider, make_session
 from hone.errors import EngineError
 
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -203,6 +204,65 @@ def test_inside_of_a_functions_body(tmp_path):
     assert not rewritten.functions
 
 
+def quotient_of(body, imports, opset=17, domains=("local",)) -> onnx.ModelProto:
+    """A model that calls a function of its own."""
+    function = helper.make_function("local", "Quotient", ["x", "y"], ["z"], body, imports)
+    return build(
+        [helper.make_node("Quotient", ["A", "B"], ["Q"], domain="local")],
+        [("A", TensorProto.INT64, [None]), ("B", TensorProto.INT64, [None])],
+        [("Q", TensorProto.INT64)],
+        functions=[function],
+        opset=opset,
+        domains=domains,
+    )
+
+
+def test_inside_of_a_function_of_another_opset(tmp_path):
+    body = [helper.make_node("Div", ["x", "y"], ["z"])]
+    path = save(tmp_path, quotient_of(body, [helper.make_opsetid("", 18)]))
+    check(path, INT64)
+    rewritten = onnx.load_model_from_string(guarded_model(path, refuse) or b"")
+    assert not rewritten.functions
+
+
+def test_a_function_that_cannot_be_put_in_place_of_its_calls_is_told_of(tmp_path, caplog):
+    """Pad has axes since opset 18, and there is no way back from those. (ONNX Runtime takes no such model, as it is or
+    rewritten: what it says of it is to be the same.)"""
+    body = [
+        helper.make_node("Constant", [], ["pads"], value_ints=[0, 0]),
+        helper.make_node("Constant", [], ["axes"], value_ints=[0]),
+        helper.make_node("Div", ["x", "y"], ["d"]),
+        helper.make_node("Pad", ["d", "pads", "", "axes"], ["z"]),
+    ]
+    model = quotient_of(body, [helper.make_opsetid("", 18)])
+    # A division of the model's own is made safe all the same.
+    model.graph.node.append(helper.make_node("Div", ["A", "B"], ["R"]))
+    model.graph.output.append(helper.make_tensor_value_info("R", TensorProto.INT64, None))
+    path = save(tmp_path, model)
+    with caplog.at_level(logging.WARNING):
+        content = guarded_model(path, refuse)
+    assert "model.onnx: its function 'Quotient' divides, and cannot be put in place of its calls" in caplog.text
+    rewritten = onnx.load_model_from_string(content or b"")
+    assert [function.name for function in rewritten.functions] == ["Quotient"]
+    operators = [node.op_type for node in rewritten.graph.node]
+    assert (operators.count("Mul"), operators.count("Quotient")) == (2, 1)
+    with pytest.raises(EngineError, match="Pad"):
+        OnnxRuntimeEngine.load(path)
+
+
+def test_a_function_of_domains_that_the_model_does_not_list(tmp_path):
+    body = [
+        helper.make_node("Trilu", ["x"], ["t"], domain="com.microsoft"),
+        helper.make_node("Div", ["t", "y"], ["z"]),
+    ]
+    model = quotient_of(body, [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim.add()
+    engine = OnnxRuntimeEngine.load(save(tmp_path, model))
+    least = np.iinfo(np.int64).min
+    assert engine.run({"A": np.array([[least]]), "B": np.array([[-1]])}, ["Q"])[0].tolist() == [[least]]
+
+
 @pytest.mark.parametrize("element", [TensorProto.INT64, TensorProto.FLOAT])
 def test_types_behind_operators_that_onnx_does_not_know(tmp_path, element):
     """BiasDropout's like: ONNX's inference ends there, ONNX Runtime's does not."""
@@ -253,6 +313,64 @@ def test_external_data_are_read_and_large_ones_are_not_copied(tmp_path):
     assert len(content) < weight.nbytes
     engine = OnnxRuntimeEngine.load(folder / "model.onnx")
     assert engine.run({"A": a, "B": b}, ["Q"])[0].tolist() == (-(a @ weight)).tolist()
+
+
+def test_the_session_does_not_keep_the_model_a_second_time(tmp_path):
+    session = make_session(save(tmp_path, division(INT64)), 0, 1)
+    assert session._model_bytes is None
+    assert session.run(None, {"A": np.array([7]), "B": np.array([-2])})[0].tolist() == [-3]
+
+
+def test_what_would_exceed_protobufs_limit_is_told(tmp_path, monkeypatch):
+    path = save(tmp_path, division(INT64))
+    whole = len(guarded_model(path, refuse) or b"")
+    monkeypatch.setattr(onnx_divisions, "MAX_MESSAGE_BYTES", whole)
+    assert guarded_model(path, refuse) is not None
+    monkeypatch.setattr(onnx_divisions, "MAX_MESSAGE_BYTES", whole - 1)
+    with pytest.raises(EngineError, match=r"model\.onnx: with its integer divisions made safe it exceeds .* 2 GiB"):
+        OnnxRuntimeEngine.load(path)
+
+
+def test_types_are_asked_of_the_providers_that_run_the_model(tmp_path, monkeypatch):
+    """Each knows operators that the others do not."""
+    nodes = [
+        helper.make_node("Trilu", ["A"], ["a"], domain="com.microsoft"),
+        helper.make_node("Trilu", ["A"], ["b"], domain="com.microsoft"),
+        helper.make_node("Div", ["a", "b"], ["d"]),
+        helper.make_node("Identity", ["d"], ["Q"]),
+    ]
+    model = build(nodes, [("A", 7, [None, None])], [("Q", 7)], domains=["com.microsoft"])
+    asked = []
+    really = onnxruntime._open
+
+    def opened(path, content, options, providers):
+        asked.append(providers)
+        return really(path, content, options, ["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "_open", opened)
+    with pytest.raises(EngineError, match="did not start on GPU 1"):
+        make_session(save(tmp_path, model), 0, 1, cuda_provider(1))
+    assert len(asked) == 2, "the types, then the session"
+    assert all(providers[0] == (CUDA_PROVIDER, {"device_id": "1"}) for providers in asked)
+
+
+@pytest.mark.parametrize("inputs, outputs", [(["A"], ["Q"]), (["A"] * 3, ["Q"]), (["A", "A"], []), (["A", ""], ["Q"])])
+def test_of_a_malformed_division_onnx_runtime_tells(tmp_path, inputs, outputs):
+    nodes = [helper.make_node("Div", inputs, outputs), helper.make_node("Div", ["A", "B"], ["R"])]
+    model = build(nodes, [("A", 7, [None]), ("B", 7, [None])], [("R", 7)])
+    path = save(tmp_path, model)
+    assert guarded_model(path, refuse) is not None
+    with pytest.raises(EngineError, match="ONNXRuntimeError"):
+        OnnxRuntimeEngine.load(path)
+
+
+def test_of_a_malformed_constant_onnx_runtime_tells(tmp_path):
+    value = numpy_helper.from_array(np.array([1]))
+    nodes = [helper.make_node("Constant", [], [], value=value), helper.make_node("Div", ["A", "A"], ["Q"])]
+    path = save(tmp_path, build(nodes, [("A", 7, [None])], [("Q", 7)]))
+    assert guarded_model(path, refuse) is not None
+    with pytest.raises(EngineError, match="ONNXRuntimeError"):
+        OnnxRuntimeEngine.load(path)
 
 
 @pytest.mark.parametrize(

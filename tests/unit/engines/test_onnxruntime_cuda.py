@@ -212,6 +212,47 @@ def test_all_goes_with_the_engine(load, path, cudart, transfers):
         closed.instantiate()
 
 
+def test_outputs_that_a_copy_still_goes_to_are_held_when_another_fails(load, path, cudart, transfers, monkeypatch):
+    instance = load(path).instantiate()
+    instance.run(given(1, 2), ["Y"])
+    gc.collect()
+    staging = transfers.pinned.usage[1]
+    download, synchronize = transfers.download, transfers.cuda.synchronize
+    arrays, used = [], []
+
+    def fails_the_second_time(*arguments):
+        arrays.append(arguments)
+        if len(arrays) == 2:
+            raise EngineError("no more can be pinned")
+        return download(*arguments)
+
+    def look(stream):
+        used.append(transfers.pinned.usage[1] - staging)
+        synchronize(stream)
+
+    monkeypatch.setattr(transfers, "download", fails_the_second_time)
+    monkeypatch.setattr(transfers.cuda, "synchronize", look)
+    with pytest.raises(EngineError, match="no more can be pinned"):
+        instance.run(given(1, 2), ["Y", "N"])
+    assert used[0] > 0
+
+
+def test_inputs_that_were_not_all_bound_are_bound_anew(load, path, monkeypatch):
+    engine = load(path)
+    instance = engine.instantiate()
+    instance.run(given(1, 0), ["Y"])
+    (binding,) = engine.session.bindings
+
+    def fails(*arguments):
+        raise EngineError("told to fail")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(binding, "bind_input", fails)
+        with pytest.raises(EngineError, match="told to fail"):
+            instance.run(given(1, 2, 3), ["Y"])
+    np.testing.assert_array_equal(instance.run(given(4, 0), ["Y"])[0], [8, 0])
+
+
 # --- the GPU is lost
 
 

@@ -15,7 +15,7 @@ from hone.engines.cuda_runtime import CudaError, CudaRuntime
 from hone.engines.pinned import PinnedPool
 from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
-from hone.engines.tvm_cuda import TvmCudaEngine
+from hone.engines.tvm_cuda import TvmCudaEngine, _let_go
 from hone.engines.tvm_runtime import TvmRuntime
 from hone.errors import DeviceLost, EngineError
 from hone.specialization import DEVICE_ORDINAL
@@ -278,3 +278,17 @@ def test_a_missing_runtime_is_told(tmp_path):
 def test_out_of_memory_is_told_apart():
     error = CudaError("cudaHostAlloc", OUT_OF_MEMORY, "out of memory")
     assert error.is_out_of_memory and not error.is_poisoning
+
+
+def test_what_a_gpu_holds_is_kept_also_where_the_stream_tells_first_that_it_is_lost(caplog):
+    kept = []
+
+    def destroy(stream):
+        cuda.lost = "unspecified launch failure"
+        raise CudaError("cudaStreamDestroy", LAUNCH_FAILURE, "unspecified launch failure")
+
+    cuda = SimpleNamespace(lost="", destroy_stream=destroy, keep=lambda *held: kept.extend(held))
+    held = [object()]
+    _let_go(SimpleNamespace(cuda=cuda, ordinal=1), 7, held)
+    assert kept == [held]
+    assert "a stream on GPU 1 could not be destroyed" in caplog.text

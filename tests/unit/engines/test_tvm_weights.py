@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from hone.engines import protobuf
 from hone.engines.onnx_weights import read_initializers
 from hone.errors import EngineError
 
@@ -112,7 +113,17 @@ def test_every_truncation_is_an_error(tmp_path):
             read_initializers(path, ["w"])
 
 
-def test_the_file_is_mapped_only_while_arrays_live(tmp_path):
+def test_a_file_that_is_overwritten_in_place_does_not_end_the_process(tmp_path):
+    """A mapping of a file that becomes shorter is a trap: whoever reads it gets SIGBUS."""
+    path = save(tmp_path / "model.onnx", [numpy_helper.from_array(ARRAYS["float32"], "w")])
+    arrays = read_initializers(path, ["w"])
+    path.write_bytes(b"")
+    np.testing.assert_array_equal(arrays["w"], ARRAYS["float32"])
+    assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_a_large_file_is_mapped_only_while_arrays_live(tmp_path, monkeypatch):
+    monkeypatch.setattr(protobuf, "_MAX_READ_BYTES", 0)
     path = save(tmp_path / "model.onnx", [numpy_helper.from_array(ARRAYS["float32"], "w")])
     arrays = read_initializers(path, ["w"])
     assert not arrays["w"].flags.writeable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -122,4 +123,20 @@ async def test_a_retired_model_takes_no_lease_and_closes_after_the_last(serve):
     with lease:
         pass
     await retiring
+    assert served.engine.closed
+
+
+async def test_engines_are_closed_while_the_event_loop_goes_on(serve):
+    served = serve(BATCHING)
+    loop, went_on = asyncio.get_running_loop(), threading.Event()
+    close = served.engine.close
+
+    def waits_for_the_loop():
+        loop.call_soon_threadsafe(went_on.set)
+        assert went_on.wait(30)
+        close()
+
+    served.engine.close = waits_for_the_loop
+    await served.model.retire()
+    assert went_on.is_set()
     assert served.engine.closed

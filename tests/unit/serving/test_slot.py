@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 
@@ -14,7 +15,7 @@ from hone.serving.batcher import DirectScheduler
 from hone.serving.executor import DeviceExecutor
 from hone.serving.observation import Observation
 from hone.serving.slot import Slot
-from hone.specialization import Observers, Signature, Specialization, VersionRef
+from hone.specialization import DEVICE_ORDINAL, Observers, Signature, Specialization, VersionRef
 from tests.unit.serving.conftest import BATCHING, rows
 from tests.unit.serving.fakes import FakeEngine
 
@@ -93,6 +94,22 @@ def test_rolling_back_returns_to_the_generation_before_then_to_the_baseline():
     assert not slot.roll_back(0)
 
 
+def test_what_is_kept_for_returning_may_be_given_up_too():
+    baseline, first, second = FakeEngine(), FakeEngine(), FakeEngine()
+    slot = slot_of(baseline)
+    slot.promote([special(first, 2, min_rows=1)])
+    slot.promote([special(second, 2, min_rows=1)])
+    running = slot.acquire(KEY, 1)
+    assert slot.roll_back(1)
+    assert first.closed
+    assert not slot.roll_back(1)
+    running.release()
+    assert [runs(slot, rows) for rows in (1, 2, 3)] == [second, second, baseline]
+    assert slot.roll_back(2)
+    assert second.closed
+    assert runs(slot, 1) is baseline
+
+
 def test_no_more_than_one_generation_is_kept_for_returning():
     slot = slot_of(FakeEngine())
     engines = [Scaled(n) for n in range(5)]
@@ -152,6 +169,25 @@ def test_specializations_survive_a_reload_that_changes_the_configuration_only():
     new.promote([special(FakeEngine())])
     new.close()
     assert tuned.closed
+
+
+def test_a_thread_that_gets_the_number_of_another_has_the_instance_of_its_own_device():
+    made = []
+
+    class Placed(FakeEngine):
+        def instantiate(self):
+            made.append(DEVICE_ORDINAL.get())
+            return object()
+
+    def on(ordinal):
+        DEVICE_ORDINAL.set(ordinal)
+        return slot.baseline.instance()
+
+    slot = slot_of(Placed())
+    first = contextvars.copy_context().run(on, 0)
+    assert contextvars.copy_context().run(on, 1) is not first
+    assert contextvars.copy_context().run(on, 0) is first
+    assert made == [0, 1]
 
 
 def test_each_thread_has_an_instance_of_its_own():

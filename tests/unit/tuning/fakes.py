@@ -85,9 +85,10 @@ class Serving:
 
     def roll_back(self, ref: VersionRef, generation: int) -> bool:
         for stack in self.routes.values():
-            if stack and stack[-1][0] == generation:
-                stack.pop()
-                return True
+            for at, (number, _) in enumerate(stack):
+                if number == generation:
+                    del stack[at]
+                    return True
         return False
 
     @contextmanager
@@ -165,6 +166,7 @@ class Rig:
         kinds: Sequence[tuple[str, str]] = (("cpu:0", "cpu"),),
         clock: Callable[[], float] | None = None,
         utc: Callable[[], str] = lambda: "now",
+        plain: bool = False,
         **options,
     ) -> None:
         self.folder = folder
@@ -190,6 +192,7 @@ class Rig:
             key_of=lambda version, tuning, signature, device: self.key(
                 version.ref, signature.text, device, tuning.precision
             ),
+            plain_key_of=self._plain_key_of if plain else None,
             load=self._load,
             watch=self.watch,
             probation=self.probation,
@@ -205,6 +208,13 @@ class Rig:
     @staticmethod
     def key(ref: VersionRef, signature: str, device: str = "cpu", precision: str = "f32") -> str:
         return f"{ref.graph}/{signature}/{device}/{precision}"
+
+    def _plain_key_of(self, version: TunableVersion, tuning: object, signature: Signature, device: str) -> str:
+        return self.plain_key(version.ref, signature.text, device)
+
+    @staticmethod
+    def plain_key(ref: VersionRef, signature: str, device: str = "gpu") -> str:
+        return f"{ref.graph}/{signature}/{device}/plain"
 
     def _load(self, artifact: str, device: str, version: TunableVersion) -> Engine:
         made = self.engines[artifact] = self.make_engine(artifact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +123,15 @@ def test_children_share_memory_and_cores(rig):
     rig.model({"*": PASS}, name="alone", graph="g2", max_batch_size=1, own_parameters={"gpu": {"tuning": "off"}})
     rig.run()
     assert rig.specs[-1]["memory_bytes"] == 4 * GIB
+
+
+def test_a_child_that_another_joins_later_leaves_it_its_part(rig):
+    rig.model({"*": "slow"}, max_batch_size=1, own_parameters={"gpu": {"tuning": "off"}})
+    step_until(rig, lambda: devices(rig) == ["cpu"])
+    limits = rig.tuner._lanes._makers["cpu"].child._limits
+    assert limits.bytes_now() == 4 * GIB
+    assert replace(limits, others_bytes=lambda: GIB).bytes_now() == 3 * GIB
+    assert replace(limits, others_bytes=lambda: 3 * GIB).bytes_now() == 2 * GIB
 
 
 def test_a_child_may_have_what_others_leave_and_its_part_in_any_case():
@@ -298,3 +308,29 @@ def test_nothing_more_is_made_for_a_lost_gpu(rig, lost):
     rig.run()
     assert devices(rig, "later") == ["cpu"]
     assert (rig.status("there")["state"], rig.status("there")["reason"]) == ("off", f"the GPU is lost: {LOST}")
+
+
+def test_open_questions_of_a_lost_gpu_are_not_asked_again(rig, lost):
+    rig.model({"*": {"outcome": "refused", "verdict": {"inconclusive": True}}}, max_batch_size=1)
+    rig.run()
+    lost.reason = LOST
+    rig.tuner.attend()
+    rig.pass_time(1.5)
+    rig.tuner.attend()
+    num_children = len(rig.children())
+    rig.pass_time(1000)
+    rig.run()
+    assert devices(rig)[num_children:] == ["cpu"]
+    assert rig.tuner.num_queued == 0
+
+
+def test_starting_what_is_on_a_lost_gpu_alone_says_why_nothing_is_made(rig, lost):
+    rig.model({"*": PASS}, max_batch_size=1, kinds=frozenset(["gpu"]))
+    rig.run()
+    lost.reason = LOST
+    rig.tuner.attend()
+    rig.pass_time(1.5)
+    rig.tuner.attend()
+    rig.tuner.act("m", "", "start")
+    rig.run()
+    assert rig.status()["reason"] == f"the GPU is lost: {LOST}"

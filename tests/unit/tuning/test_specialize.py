@@ -35,6 +35,7 @@ class Compiler:
         self.built: list[tuple[str, str]] = []
         self.made: list[Engine] = []
         self.problem = ""
+        self.is_open = False
 
     def build(self, signature, digest, seconds, tell):
         assert seconds > 0
@@ -56,7 +57,7 @@ class Compiler:
             self.published[digest] = dict(told)
             return self.problem
 
-        return Compiled(made, publish, {"candidates_built": 2})
+        return Compiled(made, publish, {"candidates_built": 2}, is_open=self.is_open)
 
 
 class Ledger:
@@ -230,6 +231,42 @@ def test_refusals_that_noise_decided_are_marked_and_not_remembered(job, measured
     [outcome, *_] = job.run()
     assert (outcome["outcome"], outcome["verdict"]["inconclusive"]) == ("refused", True)
     assert job.ledger.refusals == {}
+
+
+@pytest.mark.parametrize("factor, ratio", [(2.01, 0.5), (2.0, 1.0)], ids=["wrong", "not faster"])
+def test_a_refusal_of_what_more_time_may_have_made_better_is_not_remembered(tmp_path, monkeypatch, factor, ratio):
+    job = Job(tmp_path, monkeypatch, ratio=ratio)
+    job.compiler.engine = lambda signature: Engine(factor=factor)
+    job.compiler.is_open = True
+    [outcome, *_] = job.run()
+    assert (outcome["outcome"], outcome["verdict"]["inconclusive"]) == ("refused", True)
+    assert job.ledger.refusals == {}
+
+
+@pytest.mark.parametrize(
+    "measured, certain",
+    [
+        (compared(0.6), True),
+        (compared(0.6, provisional=True), False),
+        (compared(0.6, spread=0.3), False),  # 1.1 to 3.3 times as fast: perhaps more than twice, perhaps less
+    ],
+)
+def test_no_faster_than_the_plain_module_is_remembered_where_it_is_certain(job, measured, certain):
+    job.measured = lambda: measured
+    job.spec["tasks"] = [{**job.spec["tasks"][0], "plain_speedup": 2.0}]
+    [outcome] = job.run()
+    assert outcome["reason"].startswith("no faster than the module with plain schedules: 1.67 times")
+    assert (outcome["outcome"], outcome["verdict"]["passed"]) == ("refused", False)
+    assert outcome["verdict"]["inconclusive"] is not certain
+    assert bool(job.ledger.refusals) is certain
+
+
+def test_a_plain_module_that_is_gated_is_to_be_beaten_too(job):
+    plain = {**job.spec["tasks"][0], "digest": "plain 1", "mode": "gate", "is_plain": True}
+    job.spec["tasks"] = [plain, job.spec["tasks"][0]]
+    outcomes = job.run()
+    assert [outcome["outcome"] for outcome in outcomes] == ["passed", "refused"]
+    assert outcomes[1]["reason"].startswith("no faster than the module with plain schedules: 2 times")
 
 
 def test_provisional_verdicts_are_marked(job):

@@ -34,6 +34,7 @@ def test_a_new_model_is_made_checked_and_promoted_in_two_waves(rig):
     assert status["job"] == {}, "nothing is searched any more"
     assert rig.buckets()[TWO] == {
         "signature": TWO,
+        "device": "cpu",
         "artifact": rig.key(ref, TWO),
         "engine": "tvm",
         "generation": 2,

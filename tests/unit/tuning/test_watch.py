@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -213,6 +215,22 @@ def test_samples_of_a_version_that_is_gone_are_not_run():
     del watching.serving.versions[watching.ref]
     watching.watch.step(idle=True)
     assert watching.baseline.num_runs == 0
+
+
+def test_what_fails_while_the_watch_looks_is_told_at_once_and_not_lost():
+    watching = Watching()
+    watch, ref = watching.watch, watching.ref
+
+    class Meanwhile(SimpleNamespace):
+        @property
+        def on_probation(self):
+            watch.failed(ref, watching.generation, "tvm: it broke")
+            return False
+
+    watch.begin(Meanwhile(ref=ref, generation=99, ratios=[]))
+    incidents, passed = watch.step(idle=True)
+    assert [incident.watched.generation for incident in incidents] == [watching.generation]
+    assert passed == []
 
 
 def test_copies_are_ones_own():

@@ -23,6 +23,7 @@ def rig(tmp_path):
     rig = Rig(tmp_path)
     yield rig
     assert rig.tuner.stop()
+    rig.tuner._lanes.close()
 
 
 def signatures_of(rig, child: int = 0) -> list[str]:

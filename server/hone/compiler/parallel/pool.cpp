@@ -116,7 +116,9 @@ alignas(64) std::atomic<uint64_t> taken_slots{0};
 alignas(64) std::atomic<uint64_t> open_slots{0};  // where a worker may find tasks
 alignas(64) std::atomic<uint32_t> num_calls{0};  // what workers sleep on
 std::atomic<uint32_t> num_sleepers{0};
+alignas(64) std::atomic<int> num_looking{0};  // awake and without a loop: they look at the slots before they sleep
 std::atomic<int> num_workers{0};
+std::atomic<int> most_workers{INT_MAX};  // how many there were when the system last refused one
 std::atomic<int> default_num_threads{1};
 pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -158,7 +160,9 @@ bool join(Slot& slot) {
   do {
     if (static_cast<uint32_t>(seen) == 0) return false;
   } while (!slot.seats.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  num_looking.fetch_sub(1);
   work(slot, seen >> 32, static_cast<uint32_t>(seen));
+  num_looking.fetch_add(1);
   return true;
 }
 
@@ -178,6 +182,7 @@ bool has_seats() {
 }
 
 void* run_worker(void*) {
+  num_looking.fetch_add(1);
   for (;;) {
     const int64_t until = now_ns() + WORKER_SPIN_NS;
     bool joined = join_any();
@@ -186,11 +191,14 @@ void* run_worker(void*) {
       joined = join_any();
     }
     if (joined) continue;
-    // A caller opens its slot before it asks for sleepers, and a sleeper is one before it looks a last time.
+    // A caller opens its slot before it asks who looks and who sleeps; a sleeper is one, and looks no more, before it
+    // looks a last time.
     const uint32_t seen = num_calls.load();
+    num_looking.fetch_sub(1);
     num_sleepers.fetch_add(1);
     if (!has_seats()) sleep_while(num_calls, seen);
     num_sleepers.fetch_sub(1);
+    num_looking.fetch_add(1);
   }
   return nullptr;
 }
@@ -203,7 +211,10 @@ void start_workers(int wanted) {
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the process's business, and workers inherit this
   while (num_workers.load() < wanted) {
     pthread_t thread;
-    if (pthread_create(&thread, nullptr, run_worker, nullptr) != 0) break;
+    if (pthread_create(&thread, nullptr, run_worker, nullptr) != 0) {
+      most_workers = num_workers.load();  // not asked for again with every loop
+      break;
+    }
     pthread_setname_np(thread, "hone-parallel");
     pthread_detach(thread);
     num_workers.fetch_add(1);
@@ -216,7 +227,9 @@ void start_workers(int wanted) {
 void forget_workers() {
   pthread_mutex_init(&starting, nullptr);
   num_workers = 0;
+  most_workers = INT_MAX;
   num_sleepers = 0;
+  num_looking = 0;
   open_slots = 0;
   taken_slots = 0;
 }
@@ -279,7 +292,10 @@ EXPORTED int hone_parallel_launch(Task task, void* data, int num_task) {
   }
   const int at = take_slot();
   if (at < 0) return run_alone(task, data, num_task != 0 ? num_task : 1);
-  if (num_workers.load(std::memory_order_relaxed) < num_threads - 1) start_workers(num_threads - 1);
+  // As many as the process may use: several instances with a part of the threads each find workers of their own.
+  const int workers = std::min(std::max(num_threads, default_num_threads.load(std::memory_order_relaxed)) - 1,
+                               most_workers.load(std::memory_order_relaxed));
+  if (num_workers.load(std::memory_order_relaxed) < workers) start_workers(workers);
 
   Slot& slot = slots[at];
   const uint64_t bit = uint64_t{1} << at;
@@ -299,9 +315,10 @@ EXPORTED int hone_parallel_launch(Task task, void* data, int num_task) {
   // Last: who has a seat of this launch sees its homes.
   slot.seats.store(uint64_t{launch} << 32 | static_cast<uint32_t>(num_threads - 1));
   open_slots.fetch_or(bit);
-  if (num_sleepers.load() != 0) {
+  const int missing = num_threads - 1 - num_looking.load();
+  if (missing > 0 && num_sleepers.load() != 0) {
     num_calls.fetch_add(1);
-    wake(num_calls, num_threads - 1);
+    wake(num_calls, missing);
   }
   work(slot, launch, 0);
   open_slots.fetch_and(~bit);

@@ -237,6 +237,8 @@ def plan_places(concats: Sequence[Concat], tensors: Tensors) -> Plan:
             # A tensor that occurs twice lies where it occurs first.
             homes = {part.tensor: part for part in reversed(placed)}
             copied = [part for part in concat.parts if homes.get(part.tensor) is not part]
+            if any(part.begin % ALIGNMENT for part in copied):
+                continue  # the copy takes its destination for aligned, as every kernel does
             in_place = sum(part.size for part in homes.values())
             views = sum(part.begin > 0 for part in concat.parts)
             if not homes or in_place / _COPY <= _CALL_NS * (len(copied) - 1) + _VIEW_NS * views:

@@ -27,6 +27,10 @@ def max_pool_with_indices(graph: Graph, node: NodeProto) -> list[NodeProto] | No
     batch, channels, area = shape[0], shape[1], math.prod(shape[2:])
     kind = helper.tensor_dtype_to_np_dtype(dtype)
     least = -np.inf if kind.kind == "f" else np.iinfo(kind).min
+    if np.any(np.all(places < 0, axis=1)):
+        return None  # a window with nothing in it
+    # The first of equal items is chosen: behind all others, padding is not, though an item may be as small.
+    places = np.take_along_axis(places, np.argsort(places < 0, axis=1, kind="stable"), axis=1)
     emit = Emitter(graph, node)
     flat = emit.reshape(node.input[0], (batch * channels, area))
     items = emit("Gather", flat, emit.constant(np.where(places < 0, 0, places)), axis=1)
@@ -84,6 +88,8 @@ def col2im(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
         extra.append(sizes[axis] + pads[axis] + pads[axis + rank] - (count - 1) * strides[axis] - reach)
     per_block = math.prod(kernel)
     channels = shape[1] // per_block
+    if per_block**2 > _MAX_TABLE_ITEMS:
+        return None
     if math.prod(counts) != shape[2] or channels * per_block != shape[1]:
         return None
     emit = Emitter(graph, node)

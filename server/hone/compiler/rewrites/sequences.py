@@ -24,12 +24,16 @@ def cumulative_product(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     emit = Emitter(graph, node)
 
     def shifted(value: str, distance: int) -> str:
-        """Ones where nothing lies so far before."""
-        ones = emit.constant(np.ones([distance if i == along else length for i, length in enumerate(shape)], kind))
-        if backwards:
-            return emit.concat([emit.slice(value, along, distance, size), ones], along)
-        return emit.concat([ones, emit.slice(value, along, 0, size - distance)], along)
+        """Ones where nothing lies so far before. They are padding: as tensors they would be weights of the size of the
+        input, and an Expand of a scalar becomes one when the graph is simplified."""
+        if distance >= size:
+            return str(emit("Expand", one, emit.constant(np.array(shape, np.int64))))
+        kept = emit.slice(value, along, distance, size) if backwards else emit.slice(value, along, 0, size - distance)
+        pads = np.zeros((2, len(shape)), np.int64)
+        pads[1 if backwards else 0, along] = distance
+        return str(emit("Pad", kept, emit.constant(pads.reshape(-1)), one))
 
+    one = emit.constant(np.array(1, kind))
     total = node.input[0]
     if size and attribute(node, "exclusive", 0):
         total = shifted(total, 1)

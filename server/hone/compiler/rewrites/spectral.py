@@ -12,6 +12,8 @@ from onnx import NodeProto, helper
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
 from hone.types import Array
 
+#: Index tables of more items than this would be weights of many megabytes.
+_MAX_TABLE_ITEMS = 1 << 22
 #: Longer transforms would need matrices of more than a few tens of megabytes.
 _MAX_LENGTH = 2048
 
@@ -63,11 +65,14 @@ def stft(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     if length > shape[1] or (window and window_shape != (length,)):
         return None
     num_frames = (shape[1] - length) // step + 1
+    if num_frames * length > _MAX_TABLE_ITEMS:
+        return None
     kind = helper.tensor_dtype_to_np_dtype(dtype)
     emit = Emitter(graph, node)
     places = np.arange(num_frames, dtype=np.int64)[:, None] * step + np.arange(length, dtype=np.int64)[None, :]
     frames = emit("Gather", node.input[0], emit.constant(places), axis=1)  # (batch, frames, length, complex)
-    frames = emit("Transpose", frames, perm=[0, 1, 3, 2])
+    # A real signal may be (batch, samples).
+    frames = emit("Transpose", frames, perm=[0, 1, 3, 2]) if len(shape) == 3 else emit.unsqueeze(frames, 2)
     if window:
         frames = emit("Mul", frames, window)
     real = emit.slice(frames, 2, 0, 1)

@@ -96,6 +96,8 @@ class DotTemplate(RenderedTemplate):
                 "name": name,
                 "arguments": [_argument(tensor) for tensor in (*arguments, workload.output)],
                 "parallel": _is_parallel(g, target),
+                # Every task of a split over channels prepares all of the input: one for each thread, then.
+                "num_tasks": target.num_threads if candidate["split"] and not g.direct else 0,
                 "failure": "no memory for its buffer" + (", or no AMX from the system" if amx else ""),
                 "s": g,
                 "tile": {parameter: candidate[parameter] for parameter in ("rows", "columns", "vectors")},
