@@ -73,7 +73,8 @@ class Promoter:
 
     def promote(self, ref: VersionRef, *, only: Container[str] | None = None, but: Container[str] = ()) -> None:
         """Load and warm all that passed and does not serve yet (`only` these artifacts, all `but` these); then make it
-        current, in one step for each kind of device: a wave."""
+        current, in one step for each kind of device: a wave. Where nothing tuned serves yet the first goes alone, before
+        the rest is loaded."""
         record = self._book.records.get(ref)
         if record is None or record.held:
             return
@@ -92,7 +93,13 @@ class Promoter:
         ]
         for device in dict.fromkeys(bucket.device for bucket in waiting):
             began = self._clock()
-            self._promote_on(record, device, [bucket for bucket in waiting if bucket.device == device])
+            here = [bucket for bucket in waiting if bucket.device == device]
+            if not any(bucket.generation for bucket in record.buckets.values() if bucket.device == device):
+                self._promote_on(record, device, here[:1])
+                self._book.tell(record)
+                here = here[1:]
+            if here:
+                self._promote_on(record, device, here)
             self._book.counters.promote_seconds += self._clock() - began
 
     def _promote_on(self, record: Record, device: str, waiting: Sequence[Bucket]) -> None:

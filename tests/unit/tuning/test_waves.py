@@ -83,6 +83,16 @@ def test_later_jobs_of_a_version_that_is_tuned_are_one_wave(rig):
     assert rig.serving.swaps == [[ONE], [TWO, FOUR]], "the first from the cache"
 
 
+def test_what_is_remembered_comes_in_two_waves_too(rig):
+    """After a restart: the first answers before the others are loaded."""
+    ref = rig.model({"*": PASS})
+    for signature in (ONE, TWO, FOUR):
+        rig.cache.put(rig.key(ref, signature))
+    rig.run()
+    assert rig.serving.swaps == [[ONE], [TWO, FOUR]]
+    assert not rig.children()
+
+
 def test_a_wave_is_warm_as_a_whole_before_it_is_swapped_in(rig):
     rig.model({"*": PASS})
     promote = rig.serving.promote
