@@ -73,8 +73,8 @@ class Promoter:
 
     def promote(self, ref: VersionRef, *, only: Container[str] | None = None, but: Container[str] = ()) -> None:
         """Load and warm all that passed and does not serve yet (`only` these artifacts, all `but` these); then make it
-        current, in one step for each kind of device: a wave. Where nothing tuned serves yet the first goes alone, before
-        the rest is loaded."""
+        current, in one step for each kind of device: a wave. Where nothing tuned serves yet the first goes alone,
+        before the rest is loaded."""
         record = self._book.records.get(ref)
         if record is None or record.held:
             return
