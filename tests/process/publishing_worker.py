@@ -29,7 +29,7 @@ def run(spec, emit):
             (place / f"{spec['model']}.{step}").touch()
             if told["does"] == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(600)
+            time.sleep(600)  # stands still at this step until the test kills it, or its server
 
     root = Path(spec["kernels_cache"])
     for i, task in enumerate(spec["tasks"]):

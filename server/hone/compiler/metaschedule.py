@@ -68,6 +68,14 @@ def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFuncti
     """What templates leave of a model, the heaviest first; preparation of weights is not in it."""
     compilation = Compilation(target, Choices(), parameters=tuple(model.params))
     mod = run_phases(model.mod, (*GRAPH_PHASES, *lowering_phases()), compilation, None)
+    # A concatenation of runs is written in place, or a plain copy.
+    return called_functions(mod, keeps_runs, lambda func: plain_schedule(func, target).microseconds)
+
+
+def called_functions(
+    mod: Any, leave_out: Callable[[Any], bool], microseconds: Callable[[Any], float]
+) -> list[RemainingFunction]:
+    """The functions that `main` calls, the heaviest first; microseconds are of one call."""
     calls = calls_of_main(mod)
     found = [
         RemainingFunction(
@@ -75,15 +83,14 @@ def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFuncti
             name=str(name.name_hint),
             func=func,
             num_calls=calls[str(name.name_hint)],
-            microseconds=plain_schedule(func, target).microseconds,
+            microseconds=microseconds(func),
         )
         for name, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc)
         and str(name.name_hint) in calls
         # A reshape is a view in the end.
         and not relax.analysis.has_reshape_pattern(func)
-        # A concatenation of runs is written in place, or a plain copy.
-        and not keeps_runs(func)
+        and not leave_out(func)
     ]
     return sorted(found, key=lambda function: -function.microseconds * function.num_calls)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
 
 from hone.compiler.build import BuildFailed, Library
 from hone.compiler.choices import Choices
@@ -21,8 +20,7 @@ from hone.compiler.cuda.partition import Templates
 from hone.compiler.cuda.pipeline import cuda_functions
 from hone.compiler.cuda.schedule import is_scheduled, modelled_microseconds, plain_cuda_schedule
 from hone.compiler.cuda_target import CudaTarget
-from hone.compiler.metaschedule import Bench, Proposals, RemainingFunction, SearchResult, search_on
-from hone.compiler.phases.schedule import calls_of_main, function_digest
+from hone.compiler.metaschedule import Bench, Proposals, RemainingFunction, SearchResult, called_functions, search_on
 from hone.compiler.pipeline import Model
 from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
 from hone.compiler.templates.cutlass.toolchain import CudaToolchain
@@ -37,23 +35,7 @@ def remaining_cuda_functions(
     """What kernels leave of a model under these choices, the heaviest first. Microseconds are modelled: what memory
     takes at least."""
     mod = cuda_functions(model, target, choices, templates=templates)
-    calls = calls_of_main(mod)
-    found = [
-        RemainingFunction(
-            digest=function_digest(func),
-            name=str(name.name_hint),
-            func=func,
-            num_calls=calls[str(name.name_hint)],
-            microseconds=modelled_microseconds(func, target),
-        )
-        for name, func in mod.functions.items()
-        if isinstance(func, tirx.PrimFunc)
-        and str(name.name_hint) in calls
-        and not is_scheduled(func)
-        # A reshape is a view in the end.
-        and not relax.analysis.has_reshape_pattern(func)
-    ]
-    return sorted(found, key=lambda function: -function.microseconds * function.num_calls)
+    return called_functions(mod, is_scheduled, lambda func: modelled_microseconds(func, target))
 
 
 def build_cuda_functions(functions: Mapping[str, Any], target: CudaTarget, toolchain: CudaToolchain) -> Library:
