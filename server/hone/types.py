@@ -181,6 +181,8 @@ class Engine(Protocol):
     outputs: tuple[TensorSpec, ...]
     initializers: tuple[TensorSpec, ...]
     """Constants that a request may override, by giving an input of that name."""
+    is_steady: bool
+    """Whether inputs of the same shapes always mean the same work, whatever they hold, and all of it on the CPU."""
 
     def instantiate(self) -> EngineInstance:
         """A new instance for the calling executor thread; weights are shared between instances."""

@@ -24,6 +24,7 @@ class Module:
     inputs = (TensorSpec("IN", "FP32", (1, 4)),)
     outputs = (TensorSpec("OUT", "FP32", (1, 4)),)
     initializers: tuple[TensorSpec, ...] = ()
+    is_steady = True
 
     def instantiate(self):
         return self

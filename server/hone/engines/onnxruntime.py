@@ -25,6 +25,7 @@ import onnxruntime as ort
 
 from hone.engines.base import view_memory
 from hone.engines.onnx_divisions import guarded_model
+from hone.engines.onnx_steadiness import has_steady_operators
 from hone.errors import EngineError, InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec
 
@@ -101,7 +102,7 @@ class OnnxRuntimeEngine:
 
     kind = "onnxruntime"
 
-    def __init__(self, session: ort.InferenceSession, num_threads: int = 1) -> None:
+    def __init__(self, session: ort.InferenceSession, num_threads: int = 1, *, is_steady: bool = False) -> None:
         self.session: Any = session
         self.num_threads = num_threads
         self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
@@ -111,6 +112,8 @@ class OnnxRuntimeEngine:
         self._text_outputs = frozenset(spec.name for spec in self.outputs if spec.datatype == BYTES)
         # numpy has no bfloat16 of its own, so such models go through OrtValues (28 µs more a call).
         self._through_values = any(spec.datatype == "BF16" for spec in (*self.inputs, *self.outputs))
+        # Texts have no size that a shape would tell.
+        self.is_steady = is_steady and not self._text_inputs and not self._text_outputs
 
     @classmethod
     def load(cls, path: Path, settings: SessionSettings = SessionSettings()) -> OnnxRuntimeEngine:
@@ -120,12 +123,14 @@ class OnnxRuntimeEngine:
             raise ValueError(f"expected settings for the CPU, found those for GPU {settings.gpu}")
         num_threads = settings.num_threads or len(os.sched_getaffinity(0))
         try:
-            if num_threads > 1 and settings.fit_threads and not _is_large(path):
-                alone = cls(make_session(path, settings.graph_level, 1), 1)
+            is_large = _is_large(path)
+            is_steady = not is_large and has_steady_operators(path)
+            if num_threads > 1 and settings.fit_threads and not is_large:
+                alone = cls(make_session(path, settings.graph_level, 1), 1, is_steady=is_steady)
                 if alone._is_small():
                     return alone
                 alone.close()
-            return cls(make_session(path, settings.graph_level, num_threads), num_threads)
+            return cls(make_session(path, settings.graph_level, num_threads), num_threads, is_steady=is_steady)
         except EngineError:
             raise
         except Exception as problem:  # its exceptions have no common root below Exception

@@ -18,6 +18,7 @@ class PlacedEngine:
         self.first_ordinal, first = next(iter(self._engines.items()))
         self.first = first
         self.kind = first.kind
+        self.is_steady = False
         self.inputs, self.outputs, self.initializers = first.inputs, first.outputs, first.initializers
 
     def instantiate(self) -> EngineInstance:

@@ -75,6 +75,7 @@ class TvmEngine:
 
     kind = "tvm"
     initializers: tuple[TensorSpec, ...] = ()
+    is_steady = True
 
     def __init__(
         self, manifest: ArtifactManifest, library: Library, runtime: TvmRuntime, weights: list[Weight]

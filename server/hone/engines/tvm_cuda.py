@@ -46,6 +46,7 @@ class TvmCudaEngine:
 
     kind = "tvm"
     initializers: tuple[TensorSpec, ...] = ()
+    is_steady = False
 
     def __init__(
         self,

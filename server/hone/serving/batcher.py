@@ -16,6 +16,7 @@ from typing import Protocol
 from hone.errors import InvalidRequest, QueueFull, QueueTimeout
 from hone.metrics import ModelStatistics
 from hone.protos import config_pb
+from hone.serving.brief import BriefExecutions
 from hone.serving.execution import BatchExecution, Pending
 from hone.serving.executor import DeviceExecutor, ThreadState
 from hone.serving.observation import Observation
@@ -34,19 +35,27 @@ class DirectScheduler:
     """Each request is an execution; the executor's own queue is the only one."""
 
     def __init__(
-        self, slot: Slot, observation: Observation, executor: DeviceExecutor, statistics: ModelStatistics
+        self,
+        slot: Slot,
+        observation: Observation,
+        executor: DeviceExecutor,
+        statistics: ModelStatistics,
+        brief: BriefExecutions | None = None,
     ) -> None:
+        """Without `brief` every execution is handed to a thread."""
         self._slot = slot
         self._observation = observation
         self._executor = executor
         self._statistics = statistics
+        self._brief = brief
         self._num_outstanding = 0
 
     def submit(self, pending: Pending) -> None:
         self._num_outstanding += 1
         if self._num_outstanding > self._executor.num_instances:
             self._statistics.num_pending += 1
-        self._executor.submit(BatchExecution(self._slot, self._observation, (pending,), self._delivered))
+        execution = BatchExecution(self._slot, self._observation, (pending,), self._delivered)
+        self._executor.submit(execution, is_brief=_is_brief(execution, self._brief))
 
     def cancel(self, pending: Pending) -> None:
         pending.cancelled = True
@@ -55,10 +64,7 @@ class DirectScheduler:
         if self._num_outstanding > self._executor.num_instances:
             self._statistics.num_pending -= 1
         self._num_outstanding -= 1
-        if execution.num_rows:
-            self._statistics.record_execution(
-                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns, execution.engine
-            )
+        _note(execution, self._statistics, self._brief)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,9 @@ class DynamicBatcher:
         executor: DeviceExecutor,
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
+        brief: BriefExecutions | None = None,
     ) -> None:
+        """Without `brief` every execution is handed to a thread."""
         self._model = model
         self._policy = policy
         self._slot = slot
@@ -152,6 +160,7 @@ class DynamicBatcher:
         self._executor = executor
         self._statistics = statistics
         self._loop = loop
+        self._brief = brief
         self._levels = {level: _Level(queue) for level, queue in sorted(policy.queues.items())}
         self._num_free = executor.num_instances
         self._delay_timer: asyncio.TimerHandle | None = None
@@ -224,7 +233,10 @@ class DynamicBatcher:
             if self._policy.preserve_ordering:
                 self._in_order.append(execution)
             self._num_free -= 1
-            self._executor.submit(_Ordered(execution, self) if self._policy.preserve_ordering else execution)
+            self._executor.submit(
+                _Ordered(execution, self) if self._policy.preserve_ordering else execution,
+                is_brief=_is_brief(execution, self._brief),
+            )
 
     def _next_batch(self) -> list[Pending]:
         """The requests of the next batch, taken off their queues; empty when there is none yet."""
@@ -283,10 +295,7 @@ class DynamicBatcher:
         return False
 
     def _delivered(self, execution: BatchExecution) -> None:
-        if execution.num_rows:
-            self._statistics.record_execution(
-                execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns, execution.engine
-            )
+        _note(execution, self._statistics, self._brief)
         if not self._policy.preserve_ordering:
             self.instance_freed()
 
@@ -318,3 +327,18 @@ class _Ordered:
     def deliver(self) -> None:
         self._batcher.instance_freed()
         self._batcher.ended(self._execution)
+
+
+def _is_brief(execution: BatchExecution, brief: BriefExecutions | None) -> bool:
+    """Clients that choose the engine are not the ones that the averages are of."""
+    return brief is not None and not execution.pendings[0].choice and execution.shape in brief
+
+
+def _note(execution: BatchExecution, statistics: ModelStatistics, brief: BriefExecutions | None) -> None:
+    if not execution.num_rows:
+        return
+    statistics.record_execution(
+        execution.num_rows, execution.input_ns, execution.infer_ns, execution.output_ns, execution.engine
+    )
+    if brief is not None and execution.num_rows == execution.shape[1] and not execution.pendings[0].choice:
+        brief.learn(execution.shape, execution.infer_ns, on_loop=execution.on_loop)

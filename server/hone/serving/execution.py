@@ -102,6 +102,7 @@ class BatchExecution:
         "infer_ns",
         "input_ns",
         "num_rows",
+        "on_loop",
         "output_ns",
         "pendings",
     )
@@ -124,9 +125,20 @@ class BatchExecution:
         self.input_ns = self.infer_ns = self.output_ns = 0
         self.engine = ""
         """Kind of the engine that ran it; of several runs, the last."""
+        self.on_loop = False
+        """Whether the event loop's thread ran it."""
+
+    @property
+    def shape(self) -> tuple[RouteKey, int]:
+        """Key and rows of the requests that it was made of."""
+        first = self.pendings[0]
+        if len(self.pendings) == 1:
+            return first.key, first.batch_size
+        return first.key, sum(pending.batch_size for pending in self.pendings)
 
     def run(self, thread: ThreadState) -> None:
         started = time.monotonic_ns()
+        self.on_loop = thread.is_loop
         live = self.pendings
         if any(pending.cancelled for pending in live):
             live = [pending for pending in live if not pending.cancelled]

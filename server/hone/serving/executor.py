@@ -1,7 +1,8 @@
-"""Executor threads: the only place where engines run.
+"""Executor threads: where engines run.
 
 One thread per instance of a model version, started at first use and ended after some idle time, so that a thousand
-idle models cost no threads. Work comes in through one queue; finished work goes back through `Completions`.
+idle models cost no threads. Work comes in through one queue; finished work goes back through `Completions`. Only what
+is over sooner than it could be handed over is run on the loop itself (see `brief`).
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class BatchBuffers:
 
 
 class ThreadState:
-    """What one executor thread owns. Made on that thread, and closed by it."""
+    """What one thread that runs engines owns. Made on that thread, and closed by it."""
 
-    __slots__ = ("_cell", "_marks", "buffers", "device")
+    __slots__ = ("_cell", "_marks", "buffers", "device", "is_loop")
 
-    def __init__(self, device: str = CPU, marks: RunningMarks | None = None) -> None:
+    def __init__(self, device: str = CPU, marks: RunningMarks | None = None, *, is_loop: bool = False) -> None:
         self.buffers = BatchBuffers()
+        self.is_loop = is_loop
+        """Whether it is the event loop's thread, which runs brief executions."""
         self.device = device
         """The kind of device that the thread's executions run on."""
         self._marks = marks
@@ -153,13 +156,20 @@ class DeviceExecutor:
         self._ending = False
         self._closed = False
         self._ended = asyncio.Event()
+        self._here: ThreadState | None = None
+        """The loop's own, once it has run something."""
 
-    def submit(self, execution: Execution) -> None:
+    def submit(self, execution: Execution, *, is_brief: bool = False) -> None:
+        """A brief one is run and delivered before this returns, whatever the threads are at; for executors on the CPU
+        only."""
         if self._closed:
             raise RuntimeError(f"executor of {self.name} is closed")
         self._num_outstanding += 1
         if self._activity is not None:
             self._activity.started()
+        if is_brief:
+            self._run_here(execution)
+            return
         self._inbox.append(execution)
         if not self._ending:
             self._wake()
@@ -174,6 +184,21 @@ class DeviceExecutor:
             if not self._ending:
                 self._end_threads()
             await self._ended.wait()
+        if self._here is not None:
+            self._here.close()
+            self._here = None
+
+    def _run_here(self, execution: Execution) -> None:
+        if self._here is None:
+            self._here = ThreadState(CPU, self._marks, is_loop=True)
+        self._attempt(execution, self._here)
+        self._finish(execution)
+
+    def _attempt(self, execution: Execution, thread: ThreadState) -> None:
+        try:
+            execution.run(thread)
+        except BaseException:  # a fault of hone: the execution reports it to its requests when delivered
+            _log.exception("execution of %s broke its contract", self.name)
 
     def _wake(self) -> None:
         """Have one more item of the inbox taken."""
@@ -199,10 +224,7 @@ class DeviceExecutor:
                 state.close()
                 self._completions.put(self._thread_ended)
                 return
-            try:
-                execution.run(state)
-            except BaseException:  # a fault of hone: the execution reports it to its requests when delivered
-                _log.exception("execution of %s broke its contract", self.name)
+            self._attempt(execution, state)
             self._completions.put(partial(self._finish, execution))
             del execution
 

@@ -16,6 +16,7 @@ from hone.metrics import ModelStatistics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition, protocol_datatype, to_client, to_engine
 from hone.serving.batcher import BatchPolicy, DirectScheduler, DynamicBatcher, Scheduler
+from hone.serving.brief import BriefExecutions
 from hone.serving.choice import chosen_engine
 from hone.serving.execution import Pending, ReplyFuture
 from hone.serving.executor import Completions, DeviceExecutor
@@ -119,12 +120,15 @@ class ServedModel:
             devices=self.places,
             marks=observers.running,
         )
+        # Where the baseline is steady, so is what replaces it: both compute the same graph.
+        on_cpu = all(kind == CPU for kind, _ in self.places)
+        brief = BriefExecutions() if engine.is_steady and on_cpu else None
         self.scheduler: Scheduler = (
             DynamicBatcher(
-                name, BatchPolicy.from_config(config), self.slot, observation, self._executor, statistics, loop
+                name, BatchPolicy.from_config(config), self.slot, observation, self._executor, statistics, loop, brief
             )
             if self.batching and config.HasField("dynamic_batching")
-            else DirectScheduler(self.slot, observation, self._executor, statistics)
+            else DirectScheduler(self.slot, observation, self._executor, statistics, brief)
         )
         self._leases = 0
         self._retired = False

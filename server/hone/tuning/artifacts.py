@@ -212,6 +212,7 @@ class HeldEngine:
         self.inputs: tuple[TensorSpec, ...] = engine.inputs
         self.outputs: tuple[TensorSpec, ...] = engine.outputs
         self.initializers: tuple[TensorSpec, ...] = engine.initializers
+        self.is_steady: bool = engine.is_steady
 
     def instantiate(self) -> EngineInstance:
         return self.instantiate_with(self._num_threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,12 @@ class Served:
     """A model with shortcuts: `ask` submits a request and returns its pending."""
 
     def __init__(
-        self, completions: Completions, config_text: str, engine: FakeEngine | None, observers: Observers
+        self,
+        completions: Completions,
+        config_text: str,
+        engine: FakeEngine | None,
+        observers: Observers,
+        gpu_kinds: Sequence[str] = (),
     ) -> None:
         self.completions = completions
         self.engine = engine or FakeEngine()
@@ -53,6 +58,7 @@ class Served:
             statistics=self.statistics,
             completions=completions,
             observers=observers,
+            gpu_kinds=gpu_kinds,
         )
 
     def ask(self, array: Array, *, name: str = "IN", datatype: str = "FP32", **fields: object) -> Pending:
@@ -85,9 +91,12 @@ async def serve() -> AsyncIterator[Callable[..., Served]]:
     completions = Completions(asyncio.get_running_loop())
 
     def make(
-        config_text: str = BATCHING, engine: FakeEngine | None = None, observers: Observers | None = None
+        config_text: str = BATCHING,
+        engine: FakeEngine | None = None,
+        observers: Observers | None = None,
+        gpu_kinds: Sequence[str] = (),
     ) -> Served:
-        made.append(Served(completions, config_text, engine, observers or Observers()))
+        made.append(Served(completions, config_text, engine, observers or Observers(), gpu_kinds))
         return made[-1]
 
     yield make

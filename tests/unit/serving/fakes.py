@@ -15,6 +15,7 @@ class FakeEngine:
     """Doubles its input `IN` into `OUT`. `gate` holds runs until set; `fail_if` makes a run fail by its input."""
 
     kind = "fake"
+    is_steady = False
 
     def __init__(self, datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4)) -> None:
         self.inputs = (TensorSpec("IN", datatype, shape),)

@@ -40,6 +40,7 @@ class Engine:
         self.inputs = (TensorSpec("IN", "FP32", shape),)
         self.outputs = (TensorSpec("OUT", "FP32", shape),)
         self.initializers: tuple[TensorSpec, ...] = ()
+        self.is_steady = False
         self.broken = False
         self.num_runs = 0
         self.closed = False
