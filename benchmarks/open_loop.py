@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -143,50 +142,80 @@ async def capacity(client: Client, seconds: float) -> float:
 class Arrivals:
     """Due times of a Poisson process, each handed to `send` on the event loop when it comes.
 
-    A thread keeps the time: timers of event loops come in whole milliseconds, and would send requests in bursts.
+    The kernel's timer keeps the time: timers of event loops come in whole milliseconds, and would send requests in
+    bursts; a thread of its own would be one more that wants a processor.
     """
 
     def __init__(self, rate: float, send: Callable[[float], None]) -> None:
         self._rate = rate
         self._send = send
-        self._due: deque[float] = deque()
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep_time, name="arrivals", daemon=True)
+        self._generator = np.random.default_rng(1)
+        self._due = 0.0
+        self._timer = Timer()
 
     def start(self) -> None:
-        asyncio.get_running_loop().add_reader(self._descriptor, self._hand_over)
-        self._thread.start()
+        asyncio.get_running_loop().add_reader(self._timer.descriptor, self._hand_over)
+        self._due = time.monotonic() + float(self._generator.exponential(1 / self._rate))
+        self._timer.set(self._due)
 
     def stop(self) -> None:
         """All that was due before is handed over."""
-        self._stopping.set()
-        self._thread.join()
-        asyncio.get_running_loop().remove_reader(self._descriptor)
-        os.close(self._descriptor)
-        while self._due:
-            self._send(self._due.popleft())
-
-    def _keep_time(self) -> None:
-        generator = np.random.default_rng(1)
-        due = time.perf_counter()
-        while not self._stopping.is_set():
-            due += float(generator.exponential(1 / self._rate))
-            time.sleep(max(0.0, due - time.perf_counter()))
-            self._due.append(due)
-            os.eventfd_write(self._descriptor, 1)
+        asyncio.get_running_loop().remove_reader(self._timer.descriptor)
+        self._timer.close()
+        self._hand_over_due()
 
     def _hand_over(self) -> None:
-        os.eventfd_read(self._descriptor)
-        while self._due:
-            self._send(self._due.popleft())
+        self._timer.read()
+        self._hand_over_due()
+        self._timer.set(self._due)
+
+    def _hand_over_due(self) -> None:
+        now = time.monotonic()
+        while self._due <= now:
+            self._send(self._due)
+            self._due += float(self._generator.exponential(1 / self._rate))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = [("interval", _Timespec), ("value", _Timespec)]
+
+
+class Timer:
+    """A descriptor that becomes readable at a time of the monotonic clock (timerfd; Python has it from 3.13 on)."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.descriptor = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._spec = _TimerSpec()
+
+    def set(self, seconds: float) -> None:
+        value = self._spec.value
+        value.seconds = int(seconds)
+        value.nanoseconds = int((seconds - value.seconds) * 1e9)
+        self._libc.timerfd_settime(self.descriptor, 1, ctypes.byref(self._spec), None)
+
+    def read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.descriptor, 8)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 async def open_loop(
-    client: Client, rate: float, until: Callable[[float], Awaitable[bool]], took: list[float]
+    client: Client,
+    rate: float,
+    until: Callable[[float], Awaitable[bool]],
+    keep: Callable[[float, float], None],
 ) -> tuple[int, float]:
-    """Send `rate` requests a second until `until(seconds so far)` is true. Adds the seconds that each took; returns how
-    many failed, and how long it went on."""
+    """Send `rate` requests a second until `until(seconds so far)` is true. `keep` hears of each when it was due, by the
+    monotonic clock, and the seconds that it took. Returns how many failed, and how long it went on."""
     num_failed = 0
     tasks: set[asyncio.Task[None]] = set()
 
@@ -196,7 +225,7 @@ async def open_loop(
             good = await client.ask()
         except (OSError, asyncio.IncompleteReadError):
             good = False
-        took.append(time.perf_counter() - due)
+        keep(due, time.monotonic() - due)
         num_failed += not good
 
     def send(due: float) -> None:

@@ -6,6 +6,8 @@ does not tune, one that tunes the same model, the tuned one, and one that is swa
 that what tuning costs can be told from what sharing a machine costs, also beside processes that know nothing of the
 server, at the lowest priority, as tuning is.
 "Before" is measured on both sides of "during", so that a machine that changes meanwhile does not look like tuning.
+What tuning costs is told by the same seconds: the tuning processes are stopped for one second in three, and the ratio
+is that of requests that were due while they ran to requests that were due while they stood still.
 Prints p50, p99 and the slowest, the number of failed requests, how long tuning took beside each load, and what share
 of the machine others took meanwhile. Takes about a quarter of an hour.
 """
@@ -18,10 +20,12 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import urllib.request
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +44,8 @@ LOADS = (0.25, 0.5, 0.75)
 P99_BAR, DURATION_BAR = 1.25, 3.0
 #: Tuning beside a load is watched for so many times its idle time, and so many seconds, at most.
 MAX_DURATION, MAX_TUNING_SECONDS = 3.2, 170.0
+#: Seconds that tuning processes run, stand still, and get to come to rest before that counts.
+RUN_SECONDS, STOP_SECONDS, SETTLE_SECONDS = 2.0, 1.0, 0.05
 #: Neighbours: one computes within its registers, one writes memory beyond its caches, as compilers and searches do.
 NEIGHBOURS = {
     "spinner": "while True: pass",
@@ -99,9 +105,87 @@ async def phase(
     client = Client(running.port)
     await client.open()
     processors = Processors(running.process)
-    num_failed, seconds = await open_loop(client, rate, until, took)
+    num_failed, seconds = await open_loop(client, rate, until, lambda due, one: took.append(one))
     client.close()
     return Latencies.of(took, num_failed, seconds, processors.others())
+
+
+class Turns:
+    """Which of several lists a request belongs to, by when it was due."""
+
+    def __init__(self) -> None:
+        self._begins: list[float] = []
+        self._lists: list[list[float]] = []
+
+    def begin(self, took: list[float]) -> None:
+        """What is due from now on belongs to this list."""
+        self._begins.append(time.monotonic())
+        self._lists.append(took)
+
+    def keep(self, due: float, seconds: float) -> None:
+        place = bisect_right(self._begins, due) - 1
+        if place >= 0:
+            self._lists[place].append(seconds)
+
+
+@dataclass
+class Interleaved:
+    """Latencies while tuning processes ran, and while they stood still, and for how many seconds they ran."""
+
+    during: Latencies
+    stopped: Latencies
+    running_seconds: float
+
+
+def signal_tuning(server: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to the groups of the server's tuning processes."""
+    for process in server.children():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if "hone.tuning.worker" in process.cmdline():
+                os.killpg(process.pid, number)
+
+
+async def interleaved(running: Running, rate: float, limit: float) -> Interleaved:
+    """Load until tuning has ended, or its processes ran for `limit` seconds."""
+    client = Client(running.port)
+    await client.open()
+    processors = Processors(running.process)
+    turns, moving, still = Turns(), [0.0], [0.0]
+    during: list[float] = []
+    stopped: list[float] = []
+    between: list[float] = []  # coming to rest, and the first moments after
+    ended = asyncio.Event()
+
+    async def take_turns() -> None:
+        while not ended.is_set() and moving[0] < limit and not await settled(running.port):
+            turns.begin(during)
+            began = time.monotonic()
+            await asyncio.sleep(RUN_SECONDS)
+            signal_tuning(running.process, signal.SIGSTOP)
+            turns.begin(between)
+            moving[0] += time.monotonic() - began
+            try:
+                await asyncio.sleep(SETTLE_SECONDS)
+                turns.begin(stopped)
+                began = time.monotonic()
+                await asyncio.sleep(STOP_SECONDS)
+                still[0] += time.monotonic() - began
+                turns.begin(between)
+            finally:
+                signal_tuning(running.process, signal.SIGCONT)
+        ended.set()
+
+    async def over(elapsed: float) -> bool:
+        return ended.is_set()
+
+    task = asyncio.create_task(take_turns())
+    num_failed, _ = await open_loop(client, rate, over, turns.keep)
+    await task
+    client.close()
+    others = processors.others()
+    return Interleaved(
+        Latencies.of(during, num_failed, moving[0], others), Latencies.of(stopped, 0, still[0], others), moving[0]
+    )
 
 
 def lasting(seconds: float) -> Callable[[float], Awaitable[bool]]:
@@ -150,12 +234,8 @@ async def beside(repository: Path, cache: Path, rate: float, seconds: float, lim
     first = await without()
     began = time.perf_counter()
     with server(repository, "--tuning=on", f"--kernels-cache={cache}") as running:
-
-        async def over(elapsed: float) -> bool:
-            return elapsed > limit or await settled(running.port)
-
-        during = await phase(running, rate, over, [])
-        tuning_seconds = time.perf_counter() - began
+        started = time.perf_counter() - began
+        found = await interleaved(running, rate, limit)
         finished = await settled(running.port)
         buckets = call(running.port)["buckets"]
         after = await phase(running, rate, lasting(seconds), [])
@@ -172,10 +252,11 @@ async def beside(repository: Path, cache: Path, rate: float, seconds: float, lim
     )
     return {
         "before": pooled,
-        "during": during,
+        "during": found.during,
+        "stopped": found.stopped,
         "after": after,
         **neighbours,
-        "tuning_seconds": tuning_seconds,
+        "tuning_seconds": started + found.running_seconds,
         "finished": finished,
         "buckets": buckets,
     }
@@ -216,7 +297,7 @@ async def measure(folder: Path, seconds: float, loads: Sequence[float]) -> dict[
         found = await beside(
             repository, folder / f"{load}", load * full, seconds, min(MAX_DURATION * idle, MAX_TUNING_SECONDS)
         )
-        for name in ("before", "during", "after", *NEIGHBOURS):
+        for name in ("before", "during", "stopped", "after", *NEIGHBOURS):
             note(f"{load:4.0%} {name:9s} {found[name]}")
             found[name] = vars(found[name])
         told["loads"][f"{load:.0%}"] = found
@@ -236,16 +317,22 @@ def verdicts(told: dict[str, Any]) -> list[str]:
     """The lines that compare with the bars."""
     lines = []
     for name, found in told["loads"].items():
-        ratio = found["during"]["p99"] / found["before"]["p99"]
+        ratio = found["during"]["p99"] / found["stopped"]["p99"]
+        since = found["during"]["p99"] / found["before"]["p99"]
         longer = found["tuning_seconds"] / told["idle_tuning_seconds"]
         beside = {name: found[name]["p99"] / found["before"]["p99"] for name in NEIGHBOURS}
-        found |= {"p99_ratio": ratio, "duration_ratio": longer, "neighbour_p99_ratios": beside}
+        found |= {
+            "p99_ratio": ratio,
+            "p99_ratio_before": since,
+            "duration_ratio": longer,
+            "neighbour_p99_ratios": beside,
+        }
         more = "" if found["finished"] else "more than "
         in_time = found["finished"] and longer <= DURATION_BAR
         met = ("", "") if name != "50%" else (_met(ratio <= P99_BAR, P99_BAR), _met(in_time, DURATION_BAR))
         lines.append(
-            f"{name:>4s} load: p99 while tuning {ratio:.2f} x without{met[0]}, beside a spinner"
-            f" {beside['spinner']:.2f} x, a writer of memory {beside['memory']:.2f} x;"
+            f"{name:>4s} load: p99 while tuning runs {ratio:.2f} x while it is stopped{met[0]}, {since:.2f} x before;"
+            f" beside a spinner {beside['spinner']:.2f} x, a writer of memory {beside['memory']:.2f} x;"
             f" tuning took {more}{longer:.2f} x its idle time{met[1]}"
         )
     return lines

@@ -14,8 +14,8 @@ from hone.serving.slot import RouteKey
 #: Nanoseconds. Executions that take less on threads, on average, are tried on the loop; those that take less than the
 #: other there stay.
 _TRY_NS, _STAY_NS = 200_000.0, 80_000.0
-#: Share of the newest execution in an average. One that something else held up counts as twice the limit, and what begins
-#: on the loop is taken for something near it.
+#: Share of the newest execution in an average. One that something else held up counts as twice the limit, and what
+#: begins on the loop is taken for something near it.
 _NEWEST_SHARE, _LONGEST_NS, _FIRST_NS = 1 / 16, 2 * _STAY_NS, 0.75 * _STAY_NS
 #: Executions that run on threads before the next trial, after the first that failed; twice as many after each further.
 _PATIENCE, _MAX_PATIENCE = 64, 1 << 16
