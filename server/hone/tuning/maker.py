@@ -12,7 +12,8 @@ from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer, Starvation
-from hone.tuning.child import Child, JobResult, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import JobResult, Limits
 from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import PLAIN, PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making

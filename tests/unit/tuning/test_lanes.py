@@ -11,7 +11,7 @@ import pytest
 from hone.engines.cuda_runtime import CudaError
 from hone.specialization import VersionRef
 from hone.tuning.budget import Budget
-from hone.tuning.child import Limits
+from hone.tuning.child_process import Limits
 from hone.tuning.jobs import Job
 from hone.tuning.lanes import Lanes
 from tests.running import wait_until
