@@ -37,16 +37,19 @@ class Limits:
 
     seconds: float
     memory_bytes: int
-    """Of the child with all it started; where others have a part of it too (`others_bytes`), of all together."""
+    """Of the child with all it started; where it shares them with others (`others_bytes`), of all together."""
     silence_seconds: float
-    fair_bytes: int | None = None
+    promised_bytes: int | None = None
     """What the child may have in any case, whatever others have; None for all."""
     others_bytes: Callable[[], int] = lambda: 0
 
+    @property
+    def certain_bytes(self) -> int:
+        """What the child may count on."""
+        return self.memory_bytes if self.promised_bytes is None else self.promised_bytes
+
     def bytes_now(self) -> int:
-        return max(
-            self.memory_bytes if self.fair_bytes is None else self.fair_bytes, self.memory_bytes - self.others_bytes()
-        )
+        return max(self.certain_bytes, self.memory_bytes - self.others_bytes())
 
 
 @dataclass(frozen=True, slots=True)
