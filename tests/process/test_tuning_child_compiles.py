@@ -17,7 +17,8 @@ from hone.kernels import DeviceKey, KernelsCache
 from hone.specialization import Signature
 from hone.tuning.activity import ActivityBoard
 from hone.tuning.artifacts import ArtifactLoader, Sources, Terms, artifact_key
-from hone.tuning.child import Child, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import Limits
 from hone.tuning.verdicts import Verdicts
 from tests import models
 

@@ -14,7 +14,8 @@ from tests.running import wait_until
 
 SERVER = """
 import json, sys
-from hone.tuning.child import Child, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import Limits
 def tell(event):
     print(json.dumps(event), flush=True)
 child = Child(json.loads(sys.argv[1]), Limits(600.0, 4 << 30, 600.0), on_event=tell, command=json.loads(sys.argv[2]))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hone.tuning import group
-from hone.tuning.child import Child, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import Limits
 from tests.process.tuning_children import GENEROUS, Ran
 from tests.running import wait_until
 
@@ -129,7 +130,7 @@ def test_a_child_cannot_fill_the_server_with_words(job, found):
 
 
 def test_a_child_that_does_not_leave_after_its_job_is_ended_and_its_job_counts(monkeypatch):
-    monkeypatch.setattr("hone.tuning.child._LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr("hone.tuning.child_process._LEAVE_SECONDS", 0.2)
     ran = Ran("done, then hang", compiler=True)
     assert ran.run().outcome == "done"
     ran.assert_gone()

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from hone.tuning import group
-from hone.tuning.child import Child, JobResult, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import JobResult, Limits
 from tests.running import wait_until
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("tuning_worker.py")))

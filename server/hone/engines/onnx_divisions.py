@@ -24,23 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.engines.protobuf import MAX_MESSAGE_BYTES, Malformed, contents_of, encoded, encoded_parts, fields
+from hone.engines.onnx_assembly import STANDARD_DOMAINS, TooLarge, assemble, domain_of, outline_of, parse
+from hone.engines.protobuf import Malformed, contents_of
 from hone.errors import EngineError
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 _log = logging.getLogger(__name__)
-
-# Field numbers of ONNX's messages (part of the format).
-_MODEL_GRAPH, _MODEL_IMPORTS, _MODEL_FUNCTIONS = 7, 8, 25
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
-_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_LOCATION = 1, 2, 8, 14
-#: Field 4 of a node, its operator, as it stands in the file. Nodes inside of subgraphs are bytes of the outer one.
-_DIV = b"\x22\x03Div"
-#: Tensors of more bytes are read without their items.
-_MAX_TENSOR_BYTES = 4096
-_STANDARD_DOMAINS = ("", "ai.onnx")
 
 #: Types of values of the main graph by name, asked of somebody who knows more than the `onnx` package: operators of
 #: other domains, too. (the model with these values as its last outputs, names) -> TensorProto.DataType or None, each.
@@ -55,12 +46,12 @@ def guarded_model(path: Path, oracle: TypeOracle) -> bytes | None:
     """
     data = contents_of(path)
     try:
-        outline = _outline(data)
+        outline = outline_of(data, "Div")
     except Malformed:
         return None
     if outline is None:
         return None
-    model = _parse(outline)
+    model = parse(outline)
     if model is None:
         return None
     inlined = any(node.op_type == "Div" for function in model.functions for node in _nodes(function.node))
@@ -73,52 +64,11 @@ def guarded_model(path: Path, oracle: TypeOracle) -> bytes | None:
     guard.learn_types()
     unknown = guard.unknown()
     if unknown:
-        probe = _assemble(data, _with_outputs(model, unknown), path, inlined=inlined)
+        probe = _assembled(data, _with_outputs(model, unknown), path, inlined=inlined)
         guard.learn(dict(zip(unknown, oracle(probe, unknown), strict=True)))
     if not guard.rewrite(path):
         return None
-    return _assemble(data, model, path, inlined=inlined)
-
-
-def _outline(data: memoryview) -> bytes | None:
-    """The model without the items of large tensors; None where no node divides. Raises Malformed."""
-    divides = False
-    parts: list[bytes | memoryview] = []
-    for number, value in fields(data):
-        if number == _MODEL_GRAPH and isinstance(value, memoryview):
-            graph: list[bytes | memoryview] = []
-            for inner, item in fields(value):
-                if inner == _GRAPH_NODE and isinstance(item, memoryview):
-                    divides = divides or _DIV in bytes(item)
-                if inner == _GRAPH_INITIALIZER and isinstance(item, memoryview) and len(item) > _MAX_TENSOR_BYTES:
-                    graph += encoded(inner, _without_items(item))
-                else:
-                    graph += encoded(inner, item)
-            parts += encoded(number, b"".join(graph))
-            continue
-        if number == _MODEL_FUNCTIONS and isinstance(value, memoryview):
-            divides = divides or _DIV in bytes(value)
-        parts += encoded(number, value)
-    return b"".join(parts) if divides else None
-
-
-def _without_items(tensor: memoryview) -> bytes:
-    """The same tensor, its items marked as lying elsewhere."""
-    kept: list[bytes | memoryview] = []
-    for number, value in fields(tensor):
-        if number in (_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME):
-            kept += encoded(number, value)
-    return b"".join([*kept, *encoded(_TENSOR_LOCATION, 1)])  # 1: external
-
-
-def _parse(outline: bytes) -> ModelProto | None:
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        return onnx.load_model_from_string(outline)
-    except DecodeError:
-        return None
+    return _assembled(data, model, path, inlined=inlined)
 
 
 def _inline(model: ModelProto, path: Path) -> ModelProto:
@@ -127,7 +77,7 @@ def _inline(model: ModelProto, path: Path) -> ModelProto:
     import onnx.inliner
 
     # What comes from a function may be of domains that the model itself does not list.
-    wanted = {_domain(entry): entry for function in model.functions for entry in function.opset_import}
+    wanted = {domain_of(entry): entry for function in model.functions for entry in function.opset_import}
     try:
         try:
             inlined = onnx.inliner.inline_local_functions(model, convert_version=True)
@@ -139,7 +89,7 @@ def _inline(model: ModelProto, path: Path) -> ModelProto:
             f"{path.name} divides inside of its own functions, which cannot be inlined to make that division safe:"
             f" {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}"
         ) from problem
-    listed = {_domain(entry) for entry in inlined.opset_import}
+    listed = {domain_of(entry) for entry in inlined.opset_import}
     inlined.opset_import.extend(entry for domain, entry in wanted.items() if domain not in listed)
     return inlined
 
@@ -156,53 +106,15 @@ def _warn_of_functions(model: ModelProto, path: Path) -> None:
             )
 
 
-def _assemble(data: memoryview, model: ModelProto, path: Path, *, inlined: bool) -> bytes:
-    """The file with the nodes and outputs of `model` in place of its own; where functions were inlined, with what is
-    left of those, too. Raises EngineError where that is more than a message may be."""
-    message: list[bytes | memoryview] = []
-    for number, value in fields(data):
-        if number == _MODEL_FUNCTIONS and inlined:
-            continue
-        if number != _MODEL_GRAPH or not isinstance(value, memoryview):
-            message += encoded(number, value)
-            continue
-        graph = model.graph
-        parts: list[bytes | memoryview] = []
-        for node in graph.node:
-            parts += encoded(_GRAPH_NODE, node.SerializeToString())
-        for output in graph.output:
-            parts += encoded(_GRAPH_OUTPUT, output.SerializeToString())
-        for inner, item in fields(value):
-            if inner not in (_GRAPH_NODE, _GRAPH_OUTPUT):
-                parts += encoded(inner, item)
-        message += encoded_parts(number, parts)
-    if inlined:
-        for function in model.functions:
-            message += encoded(_MODEL_FUNCTIONS, function.SerializeToString())
-        listed = {_domain(entry) for entry in _parse_imports(data)}
-        for entry in model.opset_import:
-            if _domain(entry) not in listed:
-                message += encoded(_MODEL_IMPORTS, entry.SerializeToString())
-    if sum(map(len, message)) > MAX_MESSAGE_BYTES:
+def _assembled(data: memoryview, model: ModelProto, path: Path, *, inlined: bool) -> bytes:
+    """See `assemble`. Raises EngineError where it is too large."""
+    try:
+        return assemble(data, model, inlined=inlined)
+    except TooLarge as problem:
         raise EngineError(
             f"{path.name}: with its integer divisions made safe it exceeds protobuf's 2 GiB; keep its weights as"
             " external data"
-        )
-    return b"".join(message)
-
-
-def _domain(entry: OperatorSetIdProto) -> str:
-    return "" if entry.domain in _STANDARD_DOMAINS else str(entry.domain)
-
-
-def _parse_imports(data: memoryview) -> list[Any]:
-    import onnx
-
-    return [
-        onnx.OperatorSetIdProto.FromString(bytes(value))
-        for number, value in fields(data)
-        if number == _MODEL_IMPORTS and isinstance(value, memoryview)
-    ]
+        ) from problem
 
 
 def _with_outputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
@@ -370,12 +282,12 @@ def _safe_division(node: NodeProto, kind: int, prefix: str) -> list[NodeProto]:
 
 def _divides(node: NodeProto) -> bool:
     """Of a malformed node, which no server runs, ONNX Runtime's words are better."""
-    is_division = node.op_type == "Div" and node.domain in _STANDARD_DOMAINS
+    is_division = node.op_type == "Div" and node.domain in STANDARD_DOMAINS
     return is_division and len(node.input) == 2 and len(node.output) == 1 and all((*node.input, *node.output))
 
 
 def _is_constant(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS and len(node.output) == 1
+    return node.op_type == "Constant" and node.domain in STANDARD_DOMAINS and len(node.output) == 1
 
 
 def _find(scopes: Sequence[Mapping[str, Any]], name: str) -> Any:

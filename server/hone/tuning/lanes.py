@@ -65,10 +65,10 @@ class Lanes:
     def seconds_left(self, record: Record, device: str) -> float:
         return self._makers[device].seconds_left(record, device)
 
-    def resident_bytes(self, *, but: str) -> int:
-        """Of all children but that of one kind of device."""
-        others = (maker.child for kind, maker in self._makers.items() if kind != but)
-        return sum(child.resident_bytes for child in others if child is not None)
+    def resident_bytes(self, kind: str) -> int:
+        """Of the child for a kind of device; 0 where there is none."""
+        child = self._makers[kind].child
+        return child.resident_bytes if child is not None else 0
 
     # --- what is done
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hone.kernels.memory import free_bytes
@@ -12,7 +13,8 @@ from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer, Starvation
-from hone.tuning.child import Child, JobResult, Limits
+from hone.tuning.child import Child
+from hone.tuning.child_process import JobResult, Limits
 from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import PLAIN, PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making
@@ -21,6 +23,7 @@ from hone.tuning.ports import Promotion, TunableVersion
 from hone.tuning.promoter import Promoter
 from hone.tuning.record import AtWork, Bucket, Record
 from hone.tuning.room import ChildLog, lacks_room
+from hone.tuning.shares import MemoryShares
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +68,11 @@ class Maker:
         activity_descriptor: int | None,
         clock: Callable[[], float] = time.monotonic,
         num_sharing: Callable[[], int] = lambda: 1,
-        others_bytes: Callable[[], int] = lambda: 0,
-        num_kinds: int = 1,
+        shares: MemoryShares | None = None,
     ) -> None:
-        """`num_sharing`: kinds of device that there is work for now, which share cores and memory; `others_bytes` are
-        those that the others' children have; `num_kinds` that there may ever be work for at once."""
-        self._num_sharing, self._others_bytes, self._num_kinds = num_sharing, others_bytes, num_kinds
+        """`num_sharing`: kinds of device that there is work for now, which share cores, and memory by `shares`; without
+        those, each child has its own."""
+        self._num_sharing, self._shares = num_sharing, shares
         self._book = book
         self._promotion = promotion
         self._promoter = promoter
@@ -182,6 +184,8 @@ class Maker:
             result = yield from self._run(record, job, tasks, left, making)
         finally:
             making.close()
+            if self._shares is not None:
+                self._shares.release(job.device)
             del record.at_work[job.device]
             record.follow_work()
         self._promote_first()
@@ -221,14 +225,12 @@ class Maker:
     def _run(
         self, record: Record, job: Job, tasks: Sequence[Task], seconds: float, making: Making
     ) -> Generator[None, None, JobResult]:
-        budget, memory_bytes = self._options.budget, self._memory_of(job)
-        # Others may join while the child works: what somebody set holds for all of them together also then.
-        fair_bytes = memory_bytes // self._num_kinds if budget.memory_is_set else memory_bytes
-        spec = self._spec(record, job, tasks, seconds)
+        budget, limits = self._options.budget, self._limits(job, seconds)
+        spec = self._spec(record, job, tasks, limits)
         spec["samples"] = making.samples_descriptor(self._samples_of(record.version))
         self._child = Child(
             spec,
-            Limits(seconds, memory_bytes, budget.silence_seconds, fair_bytes, self._others_bytes),
+            limits,
             on_event=making.on_event,
             on_tick=self._promote_first,
             pacer=Pacer(self._activity) if budget.pause else None,
@@ -245,14 +247,18 @@ class Maker:
         finally:
             self._child = None
 
-    def _memory_of(self, job: Job) -> int:
-        architecture = str(self._device_fields[job.device].get("architecture", ""))
-        return self._options.budget.memory_of_job(architecture, free_bytes())
+    def _limits(self, job: Job, seconds: float) -> Limits:
+        """Of a child that begins now."""
+        budget = self._options.budget
+        if self._shares is None:
+            architecture = str(self._device_fields[job.device].get("architecture", ""))
+            return Limits(seconds, budget.memory_of_job(architecture, free_bytes()), budget.silence_seconds)
+        promised = self._shares.promise(job.device, self._num_sharing())
+        others_bytes = partial(self._shares.others_bytes, job.device)
+        return Limits(seconds, budget.memory_bytes, budget.silence_seconds, promised, others_bytes)
 
-    def _spec(self, record: Record, job: Job, tasks: Sequence[Task], seconds: float) -> dict[str, Any]:
+    def _spec(self, record: Record, job: Job, tasks: Sequence[Task], limits: Limits) -> dict[str, Any]:
         version, tuning, budget = record.version, record.tuning_on(job.device), self._options.budget
-        num_sharing = self._num_sharing()
-        memory_bytes = self._memory_of(job)
         return {
             "model": job.ref.model,
             "version": job.ref.version,
@@ -262,8 +268,7 @@ class Maker:
             "baseline_threads": version.baseline_threads,
             "baseline_gpu": version.baseline_gpu if self._device_fields[job.device].get("kind") == "gpu" else None,
             "ordinal": self._ordinals.get(job.device, 0),
-            # What somebody set is the limit of all that run; else each has its own.
-            "memory_bytes": memory_bytes // num_sharing if budget.memory_is_set else memory_bytes,
+            "memory_bytes": limits.certain_bytes,
             "max_batch_size": version.max_batch_size,
             "kernels_cache": str(self._options.kernels_cache),
             "spare": str(self._options.spare) if self._options.spare is not None else None,
@@ -273,9 +278,9 @@ class Maker:
             "objective": tuning.objective,
             "tolerance": tuning.tolerance,
             "margin": self._options.margin,
-            "seconds": seconds,
+            "seconds": limits.seconds,
             "nice": budget.nice,
-            "build_threads": max(1, budget.build_threads(self._num_cores) // num_sharing),
+            "build_threads": max(1, budget.build_threads(self._num_cores) // self._num_sharing()),
             "run_threads": version.threads_of(self._options.run_threads),
             "cache_bytes": self._options.cache_bytes,
             "activity": self._activity_descriptor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +26,10 @@ _log = logging.getLogger(__name__)
 #: deaths of a fault in what had served long without one.
 _AT_ONCE = frozenset({"error", "outputs", "fault"})
 
+#: How often it is tried to handle an incident, with pauses that double.
+_MAX_TRIES = 6
+_RETRY_SECONDS = 1.0
+
 
 class Quarantine(Protocol):
     """The part of the kernels cache that keeps artifacts out, on one kind of device (`scope`)."""
@@ -34,6 +38,20 @@ class Quarantine(Protocol):
 
     def strike(self, digest: str, scope: str, cause: str, reason: str, *, limit: int = 2) -> Any:
         """A record whose `reason` is None while the artifact may still serve."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """An incident, and what has been done about it so far."""
+
+    incident: Incident
+    out: bool | None = None
+    """Whether its artifact is kept out; None until that is written down."""
+    returned: list[Bucket] = field(default_factory=list)
+    """What it served."""
+    is_out_told: bool = False
+    num_tries: int = 0
+    next_try: float = float("-inf")
 
 
 class Promoter:
@@ -68,6 +86,10 @@ class Promoter:
         self._clock = clock
         self._lost: dict[str, str] = {}
         """Kinds of device on which nothing can serve any more, and why."""
+        self._open: list[_Open] = []
+        self._barred: dict[tuple[str, str], str] = {}
+        """Artifacts (kind of device, digest) that the quarantine could not be told of, and what is held against them:
+        this process keeps them out by itself."""
 
     # --- into service
 
@@ -126,9 +148,10 @@ class Promoter:
         served = [Served(bucket.digest, device, f"{model} {bucket.signature.text}") for bucket in waiting]
         for bucket, mark in zip(waiting, self._probation.begin(served), strict=True):
             known = self._memories[device].recall(bucket.digest)
-            if known.state == "quarantined":  # meanwhile, by another server or another version
+            barred = self._barred.get((device, bucket.digest))
+            if known.state == "quarantined" or barred is not None:  # meanwhile, by another server or another version
                 self._probation.end(mark)
-                self._refuse(record, bucket, Refused(known.reason), "quarantined")
+                self._refuse(record, bucket, Refused(known.reason if barred is None else barred), "quarantined")
                 continue
             told = known.entry.manifest.get("domains") if known.entry is not None else None
             running = partial(self._probation.board.running, mark)
@@ -236,25 +259,60 @@ class Promoter:
     # --- the watch
 
     def follow_watch(self, *, idle: bool) -> None:
+        """Each incident is handled on its own: what goes wrong with one is told, and tried again a few times."""
         incidents, passed = self._watch.step(idle=idle)
         for incident in incidents:
-            self._handle(incident)
+            self._book.counters.num_rollbacks[incident.cause] += 1
+            watched = incident.watched
+            _log.warning(
+                "%s %s: rolled back to what served before: %s",
+                watched.ref.model,
+                watched.signature.text,
+                incident.reason,
+                extra={"model": watched.ref.model},
+            )
+            self._open.append(_Open(incident))
+        for one in [one for one in self._open if self._clock() >= one.next_try]:
+            try:
+                self._handle(one)
+            except Exception as problem:
+                self._put_off(one, problem)
+            else:
+                self._open.remove(one)
         for watched in passed:
             self._probation.passed(watched.mark)
 
-    def _handle(self, incident: Incident) -> None:
-        """The generation was rolled back already; see to it that it does not come back, and tell."""
-        watched = incident.watched
-        self._book.counters.num_rollbacks[incident.cause] += 1
-        self._probation.end(watched.mark)
-        out = self._keep_out(watched.artifact, watched.device, incident.cause, incident.reason)
-        _log.warning(
-            "%s %s: rolled back to what served before: %s",
+    def _put_off(self, one: _Open, problem: Exception) -> None:
+        one.num_tries += 1
+        one.next_try = self._clock() + _RETRY_SECONDS * 2 ** (one.num_tries - 1)
+        gives_up = one.num_tries >= _MAX_TRIES
+        if gives_up:
+            self._open.remove(one)
+        watched = one.incident.watched
+        _log.error(
+            "%s generation %d was rolled back (%s), but what follows from that went wrong: %s; %s",
             watched.ref.model,
-            watched.signature.text,
-            incident.reason,
+            watched.generation,
+            one.incident.reason,
+            f"{type(problem).__name__}: {problem}",
+            f"given up after {one.num_tries} times" if gives_up else "it is tried again",
+            exc_info=problem,
             extra={"model": watched.ref.model},
         )
+
+    def _handle(self, one: _Open) -> None:
+        """The generation was rolled back already; see to it that it does not come back, and tell. Nothing is done a
+        second time when this is tried again."""
+        incident, watched = one.incident, one.incident.watched
+        self._probation.end(watched.mark)
+        try:
+            if one.out is None:
+                one.out = self._keep_out(watched.artifact, watched.device, incident.cause, incident.reason)
+        finally:  # people are told in any case that it serves no longer
+            self._tell_return(one)
+
+    def _tell_return(self, one: _Open) -> None:
+        incident, watched = one.incident, one.incident.watched
         record = self._book.records.get(watched.ref)
         if record is None:
             return
@@ -268,13 +326,19 @@ class Promoter:
             if bucket.serves_plain:
                 bucket.plain, bucket.plain_verdict = "", {}
             else:
-                bucket.outcome = "quarantined" if out else "refused"
+                bucket.outcome = "refused"
             bucket.reason = incident.reason
             bucket.returned()
+            one.returned.append(bucket)
             told = {"signature": bucket.signature.text, "reason": incident.reason}
             self._book.note(record, "rolled_back", generation=watched.generation, **told)
-            if out:
-                self._book.note(record, "quarantined", **told)
+        if one.out and not one.is_out_told:
+            one.is_out_told = True
+            for bucket in one.returned:
+                if bucket.outcome == "refused" and bucket.digest == watched.artifact:
+                    bucket.outcome = "quarantined"
+                self._book.note(record, "quarantined", signature=bucket.signature.text, reason=incident.reason)
+        if one.returned:
             record.settle()
             self._book.tell(record)
 
@@ -293,15 +357,28 @@ class Promoter:
                 self._hold_against(one, "death", f"two servers died {of} while it was on probation")
 
     def _hold_against(self, one: Served, cause: str, reason: str) -> None:
-        what = "quarantined" if self._keep_out(one.artifact, one.scope, cause, reason) else "the next time quarantined"
+        try:
+            out = self._keep_out(one.artifact, one.scope, cause, reason)
+        except Exception:  # others are to be told of, too, and the tuner is to live on
+            _log.exception(
+                "%s (artifact %s): %s; that cannot be written down, and is held against it only until this server ends",
+                one.name or "a tuned module",
+                one.artifact[:12],
+                reason,
+            )
+            return
+        what = "quarantined" if out else "the next time quarantined"
         _log.error("%s %s (artifact %s): %s", what, one.name or "a tuned module", one.artifact[:12], reason)
 
     def _keep_out(self, artifact: str, device: str, cause: str, reason: str) -> bool:
-        """Whether the artifact is kept out from now on."""
+        """Whether the artifact is kept out from now on. What cannot be written down raises, and bars it in this
+        process."""
+        self._barred[device, artifact] = reason
         if cause in _AT_ONCE:
             self._quarantine.quarantine(artifact, device, reason, cause)
             out = True
         else:
             out = self._quarantine.strike(artifact, device, cause, reason).reason is not None
+        del self._barred[device, artifact]
         self._book.counters.num_quarantines += out
         return out

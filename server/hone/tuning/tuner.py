@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from hone.errors import InvalidRequest
@@ -27,6 +26,7 @@ from hone.tuning.ports import EngineLoader, Promotion, ServedModels, TunableVers
 from hone.tuning.probation import Probation
 from hone.tuning.promoter import Promoter, Quarantine
 from hone.tuning.record import Record
+from hone.tuning.shares import MemoryShares
 from hone.tuning.signatures import Traffic
 from hone.tuning.watch import Watch
 
@@ -38,6 +38,10 @@ _TICK_SECONDS = 1.0
 #: Between learning that a GPU is lost and holding nothing against anybody any more.
 _LOSS_SECONDS = 1.0
 _WATCH_TICK_SECONDS = 0.1
+
+#: What people are told of a job that waits.
+_FOR_TURN = "waits for its turn: one at a time is tuned on each kind of device"
+_FOR_MEMORY = "waits for memory: what is tuned on another kind of device was promised more than its part"
 
 
 def _utc_now() -> str:
@@ -120,6 +124,12 @@ class Tuner:
             remeasure_seconds=options.remeasure_seconds,
             clock=clock,
         )
+        budget = options.budget
+        self._shares = (
+            MemoryShares(budget.memory_bytes, max(1, len(self._devices.kinds)), self._resident_bytes)
+            if budget.memory_is_set  # else each child has its own
+            else None
+        )
         self._lanes = Lanes(
             {
                 kind: Maker(
@@ -135,8 +145,7 @@ class Tuner:
                     activity_descriptor=activity_descriptor,
                     clock=clock,
                     num_sharing=self._num_sharing,
-                    others_bytes=partial(self._others_bytes, kind),
-                    num_kinds=len(self._devices.kinds),
+                    shares=self._shares,
                 )
                 for kind in self._devices.kinds
             },
@@ -227,7 +236,7 @@ class Tuner:
 
     def _work(self) -> bool:
         for device, kind in self._devices.free():
-            job = self._queue.take(kind)
+            job = self._queue.take(kind) if self._has_room(kind) else None
             if job is not None:
                 job = self._planner.ordered(job)
                 self._devices.acquire(device)
@@ -262,8 +271,12 @@ class Tuner:
         """Kinds of device that there is work for."""
         return max(1, len({*self._lanes.busy, *self._queue.kinds}))
 
-    def _others_bytes(self, kind: str) -> int:
-        return self._lanes.resident_bytes(but=kind)
+    def _resident_bytes(self, kind: str) -> int:
+        return self._lanes.resident_bytes(kind)
+
+    def _has_room(self, kind: str) -> bool:
+        """Whether others leave a job for this kind of device its part of the memory."""
+        return self._shares is None or self._shares.has_room(kind, self._lanes.busy)
 
     def _finish(self, ref: VersionRef) -> None:
         try:
@@ -342,11 +355,10 @@ class Tuner:
         ref = record.version.ref
         if self._queue.of(ref) and not record.held:
             if not self._lanes.is_working_on(ref):
-                record.state, record.progress, record.reason = (
-                    "queued",
-                    0.0,
-                    "waits for its turn: one at a time is tuned on each kind of device",
-                )
+                busy = self._lanes.busy
+                waits = [job for job in self._queue.of(ref) if job.device not in busy]
+                starved = bool(waits) and not any(self._has_room(job.device) for job in waits)
+                record.state, record.progress, record.reason = "queued", 0.0, _FOR_MEMORY if starved else _FOR_TURN
         elif not self._lanes.is_working_on(ref):
             record.settle()
             if not record.buckets and record.mode != "off" and not record.held:

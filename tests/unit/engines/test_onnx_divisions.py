@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hone.engines import onnx_divisions, onnxruntime
+from hone.engines import onnx_assembly, onnx_divisions, onnxruntime
 from hone.engines.onnx_divisions import guarded_model
 from hone.engines.onnxruntime import CUDA_PROVIDER, OnnxRuntimeEngine, cuda_provider, make_session
 from hone.errors import EngineError
@@ -324,9 +324,9 @@ def test_the_session_does_not_keep_the_model_a_second_time(tmp_path):
 def test_what_would_exceed_protobufs_limit_is_told(tmp_path, monkeypatch):
     path = save(tmp_path, division(INT64))
     whole = len(guarded_model(path, refuse) or b"")
-    monkeypatch.setattr(onnx_divisions, "MAX_MESSAGE_BYTES", whole)
+    monkeypatch.setattr(onnx_assembly, "MAX_MESSAGE_BYTES", whole)
     assert guarded_model(path, refuse) is not None
-    monkeypatch.setattr(onnx_divisions, "MAX_MESSAGE_BYTES", whole - 1)
+    monkeypatch.setattr(onnx_assembly, "MAX_MESSAGE_BYTES", whole - 1)
     with pytest.raises(EngineError, match=r"model\.onnx: with its integer divisions made safe it exceeds .* 2 GiB"):
         OnnxRuntimeEngine.load(path)
 
@@ -402,7 +402,7 @@ def test_models_without_division_are_not_parsed(tmp_path, monkeypatch):
     def fail(outline):
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(onnx_divisions, "_parse", fail)
+    monkeypatch.setattr(onnx_divisions, "parse", fail)
     model = build([helper.make_node("Add", ["A", "A"], ["Q"])], [("A", 7, [None])], [("Q", 7)])
     assert guarded_model(save(tmp_path, model), refuse) is None
 

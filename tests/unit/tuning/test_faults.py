@@ -6,6 +6,7 @@ import pytest
 
 from hone.kernels.statistics import CacheStatistics
 from hone.tuning.metrics import TuningCollector
+from hone.tuning.probation import Death, Served
 from tests.running import wait_until
 from tests.unit.tuning.fakes import PASS, Rig
 
@@ -119,6 +120,110 @@ def test_what_another_server_put_into_quarantine_is_not_promoted(rig):
     assert rig.serving.running() == {}
     (bucket,) = record.buckets.values()
     assert (bucket.outcome, bucket.reason) == ("quarantined", "it broke there")
+
+
+class Flaky:
+    """A quarantine that fails for one artifact, as long as it is told to."""
+
+    def __init__(self, cache, digest):
+        self.cache, self.digest = cache, digest
+        self.fails, self.num_tries = True, 0
+
+    def quarantine(self, digest, *args):
+        if digest == self.digest:
+            self.num_tries += 1
+            if self.fails:
+                raise OSError(24, "Too many open files")
+        return self.cache.quarantine(digest, *args)
+
+    strike = quarantine
+
+
+@pytest.fixture
+def flaky(rig):
+    """Both signatures have served and failed; the quarantine cannot take the first of them."""
+    ref = rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    serving = rig.serving.running()
+    assert set(serving) == {ONE, TWO}
+    rig.tuner._promoter._quarantine = flaky = Flaky(rig.cache, rig.key(ref, ONE))
+    for text in (ONE, TWO):
+        rig.watch.failed(ref, serving[text], "tvm: it broke")
+    return flaky
+
+
+def test_an_incident_that_cannot_be_handled_does_not_take_the_next_along(rig, flaky, caplog):
+    rig.tuner.attend()
+    assert list(rig.cache.out) == [flaky.digest.replace(ONE, TWO)]
+    buckets = rig.buckets()
+    assert buckets[TWO]["outcome"] == "quarantined"
+    assert (buckets[ONE]["outcome"], buckets[ONE]["generation"]) == ("refused", 0), "it does not serve, and is told so"
+    assert rig.status()["state"] == "baseline"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1
+    assert all(word in told[0] for word in ("m generation 1", "it failed on a request: tvm: it broke", "again"))
+
+
+def test_an_incident_that_could_not_be_handled_is_handled_later(rig, flaky):
+    rig.tuner.attend()
+    rig.tuner.attend()
+    assert flaky.num_tries == 1, "there is a pause in between"
+    flaky.fails = False
+    rig.pass_time(1.5)
+    rig.tuner.attend()
+    assert flaky.digest in rig.cache.out
+    assert rig.buckets()[ONE]["outcome"] == "quarantined"
+    assert rig.events().count("rolled_back") == rig.events().count("quarantined") == 2
+    assert rig.tuner.counters.num_rollbacks == {"error": 2}
+    assert rig.tuner.counters.num_quarantines == 2
+    rig.pass_time(1000)
+    rig.tuner.attend()
+    assert flaky.num_tries == 2
+
+
+@pytest.mark.parametrize("seconds", [0, 10_000])
+def test_what_cannot_be_quarantined_is_not_promoted_again(rig, flaky, seconds):
+    for _ in range(20):  # it is not tried for ever
+        rig.tuner.attend()
+        rig.pass_time(seconds)
+    assert flaky.num_tries == (6 if seconds else 1)
+    (ref,) = rig.serving.versions
+    rig.serving.unload(ref)
+    rig.run()
+    rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    assert rig.serving.running() == {}
+    assert {bucket["outcome"] for bucket in rig.buckets().values()} == {"quarantined"}
+
+
+def test_an_incident_that_cannot_be_told_is_told_later(rig):
+    ref = rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    note, fails = rig.tuner._book.note, [True]
+    rig.tuner._book.note = lambda *args, **fields: mistake() if fails and fails.pop() else note(*args, **fields)
+    for generation in rig.serving.running().values():
+        rig.watch.failed(ref, generation, "tvm: it broke")
+    rig.tuner.attend()
+    assert set(rig.cache.out) == {rig.key(ref, ONE), rig.key(ref, TWO)}
+    rig.pass_time(1.5)
+    rig.tuner.attend()
+    assert {bucket["outcome"] for bucket in rig.buckets().values()} == {"quarantined"}
+    assert rig.status()["state"] == "baseline"
+    assert rig.tuner.counters.num_quarantines == 2
+
+
+def test_a_death_that_cannot_be_held_against_anybody_leaves_the_tuner_alive(rig, flaky):
+    promoter = rig.tuner._promoter
+    promoter.blame([Death("SIGSEGV", (Served(flaky.digest, "cpu"), Served("other", "cpu")))])
+    assert list(rig.cache.out) == ["other"]
+    flaky.cache.out.clear()
+    rig.watch._incidents.clear()
+    rig.serving.routes.clear()
+    (record,) = rig.tuner._book.records.values()
+    promoter.renew(record)
+    promoter.promote(record.version.ref)
+    assert set(rig.serving.running()) == {TWO}
+    assert rig.buckets()[ONE]["reason"] == "a server died of SIGSEGV while it ran, on probation"
 
 
 @pytest.mark.parametrize("action", ["retune", "start"])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from hone.engines.cuda_runtime import CudaError
 from hone.specialization import VersionRef
+from hone.tuning import group
 from hone.tuning.budget import Budget
-from hone.tuning.child import Limits
+from hone.tuning.child_process import Limits
 from hone.tuning.jobs import Job
 from hone.tuning.lanes import Lanes
 from tests.running import wait_until
@@ -125,13 +125,116 @@ def test_children_share_memory_and_cores(rig):
     assert rig.specs[-1]["memory_bytes"] == 4 * GIB
 
 
-def test_a_child_that_another_joins_later_leaves_it_its_part(rig):
-    rig.model({"*": "slow"}, max_batch_size=1, own_parameters={"gpu": {"tuning": "off"}})
-    step_until(rig, lambda: devices(rig) == ["cpu"])
-    limits = rig.tuner._lanes._makers["cpu"].child._limits
-    assert limits.bytes_now() == 4 * GIB
-    assert replace(limits, others_bytes=lambda: GIB).bytes_now() == 3 * GIB
-    assert replace(limits, others_bytes=lambda: 3 * GIB).bytes_now() == 2 * GIB
+@pytest.fixture
+def taken(rig, monkeypatch):
+    """What the child for each kind of device takes, as far as its parent can see."""
+    taken = {"cpu": 0, "gpu": 0}
+
+    def resident_bytes(pids):
+        children = {kind: maker.child for kind, maker in rig.tuner._lanes._makers.items()}
+        return sum(taken[kind] for kind, child in children.items() if child is not None and child.pid in pids)
+
+    monkeypatch.setattr(group, "resident_bytes", resident_bytes)
+    return taken
+
+
+def only_on(kind, rig, name, script="slow"):
+    off = {"cpu": "gpu", "gpu": "cpu"}[kind]
+    return rig.model({"*": script}, name=name, graph=name, max_batch_size=1, own_parameters={off: {"tuning": "off"}})
+
+
+def seen(rig, kind):
+    child = rig.tuner._lanes._makers[kind].child
+    return child.resident_bytes if child is not None else 0
+
+
+def go(rig, name):
+    (rig.folder / f"{name}.onnx.go").touch()
+
+
+def test_a_child_that_began_alone_is_not_ended_because_another_begins(rig, taken):
+    taken.update(cpu=3 * GIB, gpu=GIB * 3 // 2)
+    only_on("cpu", rig, "large")
+    step_until(rig, lambda: seen(rig, "cpu") == 3 * GIB)
+    only_on("gpu", rig, "later")
+    rig.tuner.wake()
+    for _ in range(20):
+        rig.tuner.step()
+    assert rig.children("later") == []
+    assert rig.status("later")["state"] == "queued"
+    assert "waits for memory" in rig.status("later")["reason"]
+    go(rig, "large")
+    go(rig, "later")
+    rig.run()
+    assert rig.tuner.counters.jobs == {("done", ""): 2}
+    assert set(rig.serving.running("cpu")) == set(rig.serving.running("gpu")) == {ONE}
+
+
+def test_what_it_takes_later_is_its_own_too(rig, taken):
+    """It counts on what it was told when it began."""
+    only_on("cpu", rig, "large")
+    step_until(rig, lambda: rig.children("large"))
+    only_on("gpu", rig, "later")
+    rig.tuner.wake()
+    rig.tuner.step()
+    taken.update(cpu=3 * GIB, gpu=GIB * 3 // 2)
+    rig.pass_time(1.0)  # it is looked at again
+    step_until(rig, lambda: seen(rig, "cpu") == 3 * GIB)
+    go(rig, "large")
+    go(rig, "later")
+    rig.run()
+    assert rig.tuner.counters.jobs == {("done", ""): 2}
+
+
+def test_who_waits_for_memory_has_its_turn_when_the_other_ends(rig, taken):
+    """Also where the other kind of device always has another job."""
+    taken.update(cpu=GIB, gpu=GIB)
+    only_on("cpu", rig, "first")
+    step_until(rig, lambda: rig.children("first"))
+    for name in ("second", "third"):
+        only_on("cpu", rig, name)
+    only_on("gpu", rig, "later")
+    rig.tuner.wake()
+    rig.tuner.step()
+    assert rig.tuner._lanes.busy == ["cpu"]
+    go(rig, "first")
+    step_until(rig, lambda: rig.children("later") and seen(rig, "cpu") and seen(rig, "gpu"))
+    assert [spec["memory_bytes"] for spec in rig.specs] == [4 * GIB, 2 * GIB, 2 * GIB]
+    for name in ("second", "third", "later"):
+        go(rig, name)
+    rig.run()
+    assert rig.tuner.counters.jobs == {("done", ""): 4}
+
+
+def test_nobody_waits_for_memory_that_each_has_for_itself(tmp_path):
+    rig = Rig(tmp_path, kinds=BOTH, budget=Budget(pause=False, memory_bytes=4 * GIB))
+    only_on("cpu", rig, "first")
+    step_until(rig, lambda: rig.children("first"))
+    only_on("gpu", rig, "later")
+    rig.tuner.wake()
+    step_until(rig, lambda: rig.children("later"))
+    assert rig.serving.running() == {}
+    go(rig, "first")
+    go(rig, "later")
+    rig.run()
+    assert rig.tuner.counters.jobs == {("done", ""): 2}
+    assert rig.tuner.stop()
+
+
+def test_what_a_child_was_promised_is_free_again_whatever_ends_it(rig, monkeypatch):
+    maker = rig.tuner._lanes._makers["cpu"]
+
+    def mistake(*args):
+        raise RuntimeError("a mistake")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(maker, "_spec", mistake)
+        only_on("cpu", rig, "first")
+        with pytest.raises(RuntimeError, match="a mistake"):
+            rig.run()
+    only_on("gpu", rig, "later", PASS)
+    rig.run()
+    assert rig.specs[-1]["memory_bytes"] == 4 * GIB
 
 
 def test_a_child_may_have_what_others_leave_and_its_part_in_any_case():
@@ -241,7 +344,7 @@ def test_lanes_take_turns(lanes):
         held(lanes)
     assert lanes.cpu.num_steps == lanes.gpu.num_steps == 3
     assert lanes.cpu.child.num_turns == 2
-    assert lanes.resident_bytes(but="cpu") == 100
+    assert lanes.resident_bytes("cpu") == 100
     assert sorted(lanes.busy) == ["cpu", "gpu"]
     with pytest.raises(ValueError, match="has a job already"):
         lanes.begin("cpu", "cpu:0", Job(VersionRef("m", 1, "g"), "cpu", ()))

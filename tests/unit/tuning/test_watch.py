@@ -269,16 +269,12 @@ def test_a_failure_is_quarantined_and_not_promoted_again(rig):
 
 
 def test_slowness_is_quarantined_the_second_time(rig):
-    from hone.tuning.watch import Incident
-
     ref = rig.model({"*": PASS}, max_batch_size=1)
     for time in (1, 2):
         rig.run()
         assert rig.serving.running() == {ONE: time}
-        [watched] = rig.watch.watched()
-        rig.serving.roll_back(ref, time)
-        rig.watch.end(ref)
-        rig.tuner._promoter._handle(Incident(watched, "latency", "slower"))
+        rig.watch._give_up(ref, time, "latency", "slower")
+        rig.tuner._promoter.follow_watch(idle=False)
         assert bool(rig.cache.out) == (time == 2)
         assert rig.serving.running() == {}
         rig.serving.unload(ref)
