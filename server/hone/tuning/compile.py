@@ -225,8 +225,8 @@ class TvmCompile:
         if tell is not None:
             tell(0.72, "linking")
         exported = export_artifact(compiled, imported, constants_digest, place, pool)
-        known = kernel_map(compiled.kernels, compiled.functions, self._search.ranking)
-        exported = replace(exported, manifest={**exported.manifest, "kernel_map": known})
+        known = kernel_map(compiled.kernels, compiled.functions, self._search.ranking, self._schedules.nanoseconds)
+        exported = exported.telling(kernel_map=known)
         try:
             engine = TvmEngine.load(
                 place,
@@ -384,8 +384,7 @@ class TvmCompile:
 
 def _described(loaded: Loaded[TvmEngine], lowering: Lowering) -> Loaded[TvmEngine]:
     """With a manifest that tells the layers that are kept."""
-    manifest = {**loaded.exported.manifest, "lowering": lowering.to_json()}
-    return replace(loaded, exported=replace(loaded.exported, manifest=manifest))
+    return replace(loaded, exported=loaded.exported.telling(lowering=lowering.to_json()))
 
 
 def _library(place: Path, call: KernelCall) -> Path:

@@ -12,6 +12,7 @@ from hone.compiler.artifact import derived_constants
 from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
 from hone.compiler.choices import Choices
 from hone.compiler.cuda.export import export_cuda_artifact
+from hone.compiler.cuda.notes import note_of
 from hone.compiler.cuda.partition import Templates
 from hone.compiler.cuda.pipeline import (
     compile_cuda_model,
@@ -50,6 +51,7 @@ from hone.tuning.gpu_parts import GpuParts
 from hone.tuning.gpu_schedules import GpuScheduleSearch
 from hone.tuning.gpu_search import GpuSearch
 from hone.tuning.keeping import find_layers_to_keep
+from hone.tuning.kernel_map import kernel_map
 from hone.tuning.kernel_trials import KernelTrials
 from hone.tuning.profiler import Profiler
 from hone.tuning.sensitivity import OutputError
@@ -270,7 +272,15 @@ class CudaCompile:
         folder = temporary_folder()
         place = Path(folder.name)
         toolchain = None if parts.target.twin else find_toolchain()
-        exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain)
+        exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain).telling(
+            kernel_map=kernel_map(
+                compiled.kernels,
+                compiled.functions,
+                self._search.ranking,
+                self._schedules.nanoseconds,
+                lambda workload: note_of(workload, compiled.paddings),
+            )
+        )
         try:
             engine = TvmCudaEngine.load(
                 place,
