@@ -125,8 +125,7 @@ def _subject(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -
     from hone.tuning.signatures import wanted_signatures
 
     definition, has_gpus = _definition(settings, arguments, num_gpus)
-    on_gpu = all(group.kind == group.KIND_GPU for group in definition.config.instance_group)
-    profiles = arguments.device == "cpu" or (arguments.device is None and not on_gpu)
+    profiles = arguments.device == "cpu" or (arguments.device is None and not _is_on_gpus(definition, num_gpus))
     engine = OnnxRuntimeEngine.load(definition.versions[max(definition.versions)])
     inputs = narrowed(engine.inputs, definition.config)
     engine.close()
@@ -164,6 +163,14 @@ def _definition(settings: Settings, arguments: argparse.Namespace, num_gpus: int
             if any(group.kind == group.KIND_GPU for group in definition.config.instance_group):
                 return definition, False
         raise
+
+
+def _is_on_gpus(definition: ModelDefinition, num_gpus: int) -> bool:
+    """Whether all of its instances are on GPUs, as the server fills in what the configuration leaves open."""
+    groups = definition.config.instance_group
+    if not groups:
+        return num_gpus > 0
+    return all(group.kind == group.KIND_GPU or (group.kind == group.KIND_AUTO and num_gpus) for group in groups)
 
 
 def _kept_for_gpus(settings: Settings, subject: _Subject, buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
