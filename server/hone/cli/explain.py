@@ -72,7 +72,7 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
     from hone.cli.tune import tune
     from hone.tuning.gpus import detect_gpus
 
-    subject = _subject(settings, arguments, len(detect_gpus()))
+    subject = subject_of(settings, arguments, len(detect_gpus()))
     if arguments.trace is not None and not subject.profiles:
         raise InvalidRequest("--trace: a module for GPUs is not profiled, so there is no run of it to write down")
     status: dict[str, Any] = {"state": None, "reason": "", "buckets": []}
@@ -97,7 +97,7 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class Subject:
     """The newest version of a model at one signature."""
 
     definition: ModelDefinition
@@ -116,7 +116,7 @@ class _Subject:
         return self.definition.versions[self.version]
 
 
-def _subject(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -> _Subject:
+def subject_of(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -> Subject:
     """Raises HoneError."""
     from hone.engines.onnxruntime import OnnxRuntimeEngine
     from hone.repository import narrowed
@@ -141,7 +141,7 @@ def _subject(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -
             f"{arguments.model} has no known signature of batch {arguments.batch} (known: {known}); "
             "name one in its configuration (parameter 'signatures' of its accelerator)"
         )
-    return _Subject(definition, signature, has_gpus and (profiles or num_gpus > 0), profiles)
+    return Subject(definition, signature, has_gpus and (profiles or num_gpus > 0), profiles)
 
 
 def _definition(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -> tuple[ModelDefinition, bool]:
@@ -173,7 +173,7 @@ def _is_on_gpus(definition: ModelDefinition, num_gpus: int) -> bool:
     return all(group.kind == group.KIND_GPU or (group.kind == group.KIND_AUTO and num_gpus) for group in groups)
 
 
-def _kept_for_gpus(settings: Settings, subject: _Subject, buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _kept_for_gpus(settings: Settings, subject: Subject, buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     from hone.dashboard.kernel_map import read_gpu_maps
     from hone.tuning.artifacts import Sources
 
@@ -197,7 +197,7 @@ def _nothing_kept(told: Mapping[str, Any]) -> str:
 
 
 def _profiled(
-    settings: Settings, arguments: argparse.Namespace, subject: _Subject, bucket: Mapping[str, Any] | None
+    settings: Settings, arguments: argparse.Namespace, subject: Subject, bucket: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """What profiling the module for CPUs tells. Raises HoneError."""
     from hone.compiler.build import BuildFailed, LinkFailed

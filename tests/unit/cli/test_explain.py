@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 
 import onnx
 import pytest
 from onnx import helper, parser
 
+from hone.cli.explain import subject_of
 from hone.cli.explain_report import headline, print_explanation
+from hone.config import Settings
+from hone.errors import ConfigError
 
 MODEL = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -182,3 +187,46 @@ def test_a_module_for_a_gpu_that_nobody_made_is_told(repository, tmp_path):
     assert ran.returncode == 1
     assert "the kernels cache keeps no module for a GPU at x:FP32[1,8,6,6]" in ran.stderr
     assert "'--device cpu' profiles its module for CPUs" in ran.stderr
+
+
+@pytest.fixture
+def subject(repository, tmp_path):
+    """What is explained of the model with this instance group on a machine with so many GPUs."""
+    shutil.copytree(repository / "net", tmp_path / "models" / "net")
+    config = tmp_path / "models" / "net" / "config.pbtxt"
+    plain = config.read_text()
+
+    def of(group, num_gpus, device=None):
+        config.write_text(plain + (f"instance_group {{ {group} }}\n" if group else ""))
+        settings = Settings(model_repository=(tmp_path / "models",), allow_gpu_metrics=False)
+        return subject_of(settings, Namespace(model="net", device=device, batch=2), num_gpus)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("group", "num_gpus", "device", "profiles", "runs_here"),
+    [
+        ("", 0, None, True, True),
+        ("", 1, None, False, True),
+        ("", 1, "cpu", True, True),
+        ("", 0, "gpu", False, False),
+        ("kind: KIND_CPU", 1, None, True, True),
+        ("kind: KIND_CPU", 1, "gpu", False, True),
+        ("kind: KIND_GPU gpus: [1]", 2, None, False, True),
+        ("kind: KIND_GPU gpus: [1]", 0, None, False, False),
+        ("kind: KIND_GPU", 0, "gpu", False, False),
+    ],
+)
+def test_what_is_explained_is_what_instances_run_on_unless_asked_otherwise(
+    subject, group, num_gpus, device, profiles, runs_here
+):
+    found = subject(group, num_gpus, device)
+    assert (found.signature.text, found.profiles, found.runs_here) == ("x:FP32[2,8,6,6]", profiles, runs_here)
+
+
+def test_what_is_wrong_for_other_reasons_than_gpus_is_still_told(subject):
+    with pytest.raises(ConfigError, match="KIND_GPU"):
+        subject("kind: KIND_GPU", 0, "cpu")
+    with pytest.raises(ConfigError, match="count"):
+        subject("kind: KIND_CPU count: -1", 0)
