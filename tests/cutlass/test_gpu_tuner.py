@@ -179,6 +179,9 @@ def test_a_plain_module_serves_until_the_one_that_is_searched_for_takes_its_plac
         eager.cache.get("artifacts", one, eager.device.digest).manifest for one in (plain.artifact, bucket["artifact"])
     ]
     assert [bool(manifest["kernels"]) for manifest in manifests] == [False, True]
+    maps = [[line["template"] for line in manifest["kernel_map"]] for manifest in manifests]
+    assert maps[0] and not any(maps[0]), "dlight's functions alone"
+    assert any(template.startswith("cutlass.") for template in maps[1])
     # A roll-back goes back to the plain one, and a restart to the one that was searched for.
     x = np.random.default_rng(3).standard_normal((16, 64)).astype(np.float32)
     (expected,) = eager.baseline.run({"x": x}, ["y"])

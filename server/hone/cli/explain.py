@@ -7,31 +7,42 @@ import asyncio
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hone.cli.explain_report import print_explanation
 from hone.config import Settings
-from hone.errors import EngineError, InvalidRequest
+from hone.errors import ConfigError, EngineError, InvalidRequest
+from hone.specialization import CPU
 
-#: Rows of a table; `--json` has them all.
-_MAX_ROWS = 40
-_SHOWN_LOST = 12
-_SHOWN_OPERATORS = 8
-_WIDTH = 180
+if TYPE_CHECKING:
+    from hone.repository import ModelDefinition
+    from hone.specialization import Signature
+
+#: So many that no configuration names more of them.
+_MANY_GPUS = 1024
 
 
 def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "explain",
         help="show where a model's time goes",
-        description="Profile a model as it was tuned here, and on its baseline, layer by layer.",
+        description="Profile a model as it was tuned here, and on its baseline, layer by layer. Of what was tuned on"
+        " GPUs it shows the times that the search measured there: nothing runs, and no GPU is needed.",
     )
     parser.add_argument("model", help="name of a model in the repository")
     parser.add_argument("--model-repository", type=Path, default=Path("model_repo"), help="(default: %(default)s)")
     parser.add_argument("--kernels-cache", type=Path, default=Path("kernels_cache"), help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="batch size (default: %(default)s)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        help="explain the module for CPUs or those for GPUs only (default: for what its instances run on, and what is"
+        " kept for GPUs)",
+    )
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="runs to measure (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write one run of both as a Chrome trace")
@@ -52,37 +63,73 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(told))
     else:
-        _print(told)
+        print_explanation(told)
     return 0
 
 
 def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, Any]:
     """Status and explanation as JSON. Raises HoneError."""
     from hone.cli.tune import tune
-    from hone.compiler.build import BuildFailed, LinkFailed
-    from hone.compiler.onnx_import import Unsupported
+    from hone.tuning.gpus import detect_gpus
+
+    subject = subject_of(settings, arguments, len(detect_gpus()))
+    if arguments.trace is not None and not subject.profiles:
+        raise InvalidRequest("--trace: a module for GPUs is not profiled, so there is no run of it to write down")
+    status: dict[str, Any] = {"state": None, "reason": "", "buckets": []}
+    if subject.runs_here:
+        (status,) = asyncio.run(tune(settings, [arguments.model], lambda status: None))
+    buckets = [one for one in status["buckets"] if one["signature"] == subject.signature.text]
+    told: dict[str, Any] = {
+        "model": arguments.model,
+        "version": str(subject.version),
+        "signature": subject.signature.text,
+        "state": status["state"],
+        "reason": status["reason"],
+        "bucket": next((one for one in buckets if (one["device"] == CPU) == subject.profiles), None),
+    }
+    if arguments.device != "cpu":
+        told["gpus"] = _kept_for_gpus(settings, subject, buckets)
+    if not subject.profiles:
+        if not told["gpus"]:
+            raise EngineError(_nothing_kept(told))
+        return told
+    return {**told, **_profiled(settings, arguments, subject, told["bucket"])}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The newest version of a model at one signature."""
+
+    definition: ModelDefinition
+    signature: Signature
+    runs_here: bool
+    """Whether this machine has what its configuration asks for and something here may serve it."""
+    profiles: bool
+    """Whether its module for CPUs is to be profiled."""
+
+    @property
+    def version(self) -> int:
+        return max(self.definition.versions)
+
+    @property
+    def path(self) -> Path:
+        return self.definition.versions[self.version]
+
+
+def subject_of(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -> Subject:
+    """Raises HoneError."""
     from hone.engines.onnxruntime import OnnxRuntimeEngine
-    from hone.kernels import DeviceKey, KernelsCache
-    from hone.repository import ModelRepository, narrowed
-    from hone.specialization import CPU
-    from hone.tuning.domains import derive_domains
-    from hone.tuning.explanation import explain
+    from hone.repository import narrowed
     from hone.tuning.served import accelerator_parameters
     from hone.tuning.settings import model_tuning
     from hone.tuning.signatures import wanted_signatures
-    from hone.tuning.trial import NoTrial, gather
 
-    (status,) = asyncio.run(tune(settings, [arguments.model], lambda status: None))
-    repository = ModelRepository(settings.model_repository)
-    try:
-        definition = repository.read(arguments.model)
-    finally:
-        repository.close()
-    version = max(definition.versions)
-    path = definition.versions[version]
-    engine = OnnxRuntimeEngine.load(path)
+    definition, has_gpus = _definition(settings, arguments, num_gpus)
+    profiles = arguments.device == "cpu" or (arguments.device is None and not _is_on_gpus(definition, num_gpus))
+    engine = OnnxRuntimeEngine.load(definition.versions[max(definition.versions)])
     inputs = narrowed(engine.inputs, definition.config)
-    tuning = model_tuning(accelerator_parameters(definition.config), inputs, "cache")
+    engine.close()
+    tuning = model_tuning(accelerator_parameters(definition.config, gpu=not profiles), inputs, "cache")
     max_batch_size = definition.config.max_batch_size
     signatures = wanted_signatures(inputs, max_batch_size, named=tuning.signatures)
     if max_batch_size > 0 and signatures:
@@ -94,18 +141,88 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
             f"{arguments.model} has no known signature of batch {arguments.batch} (known: {known}); "
             "name one in its configuration (parameter 'signatures' of its accelerator)"
         )
-    evidence = gather(
-        engine, engine.outputs, signature, derive_domains(path, signature.specs), (), batching=max_batch_size > 0
+    return Subject(definition, signature, has_gpus and (profiles or num_gpus > 0), profiles)
+
+
+def _definition(settings: Settings, arguments: argparse.Namespace, num_gpus: int) -> tuple[ModelDefinition, bool]:
+    """The model, and whether the GPUs that its configuration asks for are here: what is kept for others can be told of
+    without them. Raises HoneError."""
+    from hone.repository import ModelRepository
+
+    def read(num_gpus: int) -> ModelDefinition:
+        with closing(ModelRepository(settings.model_repository, num_gpus=num_gpus)) as repository:
+            return repository.read(arguments.model)
+
+    try:
+        return read(num_gpus), True
+    except ConfigError:
+        if arguments.device == "cpu":
+            raise
+        with suppress(ConfigError):
+            definition = read(_MANY_GPUS)
+            if any(group.kind == group.KIND_GPU for group in definition.config.instance_group):
+                return definition, False
+        raise
+
+
+def _is_on_gpus(definition: ModelDefinition, num_gpus: int) -> bool:
+    """Whether all of its instances are on GPUs, as the server fills in what the configuration leaves open."""
+    groups = definition.config.instance_group
+    if not groups:
+        return num_gpus > 0
+    return all(group.kind == group.KIND_GPU or (group.kind == group.KIND_AUTO and num_gpus) for group in groups)
+
+
+def _kept_for_gpus(settings: Settings, subject: Subject, buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    from hone.dashboard.kernel_map import read_gpu_maps
+    from hone.tuning.artifacts import Sources
+
+    return read_gpu_maps(
+        settings.kernels_cache,
+        subject.definition.version_fingerprints[subject.version],
+        {tensor.name: [tensor.datatype, list(tensor.shape)] for tensor in subject.signature.tensors},
+        sources=asdict(Sources.installed()),
+        serving={one["artifact"] for one in buckets if one["device"] != CPU and one["engine"] == "tvm"},
     )
+
+
+def _nothing_kept(told: Mapping[str, Any]) -> str:
+    bucket = told["bucket"]
+    why = f": {bucket['reason'] or bucket['outcome']}" if bucket is not None and bucket["engine"] != "tvm" else ""
+    return (
+        f"{told['model']} version {told['version']}: the kernels cache keeps no module for a GPU at {told['signature']}"
+        f"{why}. Tune it on a machine with the GPU ('hone tune {told['model']}') or bring that machine's cache here"
+        " ('hone cache import'); '--device cpu' profiles its module for CPUs"
+    )
+
+
+def _profiled(
+    settings: Settings, arguments: argparse.Namespace, subject: Subject, bucket: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What profiling the module for CPUs tells. Raises HoneError."""
+    from hone.compiler.build import BuildFailed, LinkFailed
+    from hone.compiler.onnx_import import Unsupported
+    from hone.engines.onnxruntime import OnnxRuntimeEngine
+    from hone.kernels import DeviceKey, KernelsCache
+    from hone.repository import narrowed
+    from hone.tuning.domains import derive_domains
+    from hone.tuning.explanation import explain
+    from hone.tuning.served import accelerator_parameters
+    from hone.tuning.settings import model_tuning
+    from hone.tuning.trial import NoTrial, gather
+
+    config, signature = subject.definition.config, subject.signature
+    engine = OnnxRuntimeEngine.load(subject.path)
+    domains = derive_domains(subject.path, signature.specs)
+    evidence = gather(engine, engine.outputs, signature, domains, (), batching=config.max_batch_size > 0)
+    tuning = model_tuning(accelerator_parameters(config), narrowed(engine.inputs, config), "cache")
     engine.close()
     if isinstance(evidence, NoTrial):
         raise EngineError(f"{arguments.model}: there are no inputs to profile it with: {evidence.reason}")
     tell = (lambda text: print(text, file=sys.stderr, flush=True)) if sys.stderr.isatty() else (lambda text: None)
-    buckets = (one for one in status["buckets"] if one["device"] == CPU)  # what is explained is the module for CPUs
-    bucket = next((one for one in buckets if one["signature"] == signature.text), None)
     try:
         found = explain(
-            path,
+            subject.path,
             signature,
             evidence.sets[0].arrays,
             precision=tuning.precision,
@@ -118,116 +235,8 @@ def _explained(settings: Settings, arguments: argparse.Namespace) -> dict[str, A
         )
     except (BuildFailed, LinkFailed) as problem:
         raise EngineError(f"{arguments.model} does not compile: {problem}") from problem
-    told: dict[str, Any] = {
-        "model": arguments.model,
-        "version": str(version),
-        "state": status["state"],
-        "reason": status["reason"],
-        "bucket": bucket,
-    }
     if isinstance(found, Unsupported):
-        return {**told, "unsupported": found.reason, "operator": found.operator}
+        return {"unsupported": found.reason, "operator": found.operator}
     if arguments.trace is not None:
         arguments.trace.write_text(json.dumps(found.trace()) + "\n")
-    return {**told, **found.to_json()}
-
-
-def _print(told: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
-    console.print(_headline(told), highlight=False)
-    if "unsupported" in told:
-        console.print(f"The compiler does not take it: {told['unsupported']}", highlight=False)
-        return
-    tuned, baseline = told["tuned"], told["baseline"]
-    limits = told["roofline"]
-    console.print(f"{told['signature']} at {told['precision']}", highlight=False)
-    if told["lowering"] is not None:
-        _print_kept(console, told["lowering"])
-    console.print(
-        f"tuned {tuned['microseconds'] / 1e3:.3f} ms (between calls {tuned['overhead_microseconds']:.1f} us), "
-        f"ONNX Runtime {baseline['microseconds'] / 1e3:.3f} ms; "
-        f"limits of this machine {limits['gflops']:.0f} GFLOP/s in f32 and {limits['gflops_bf16']:.0f} in bf16, "
-        f"{limits['num_threads']} threads",
-        highlight=False,
-    )
-    if tuned["in_place"]:
-        parts = sum(one["num_in_place"] for one in tuned["in_place"])
-        saved = sum(one["bytes_in_place"] for one in tuned["in_place"])
-        console.print(
-            f"{len(tuned['in_place'])} concatenations are fused into what computes their parts: {parts} parts, "
-            f"{saved / 1e6:.1f} MB, are written in place",
-            highlight=False,
-        )
-    groups = Table(title="tuned, in the order of execution")
-    for column in ("group", "layout", "in", "template", "parameters", "us", "share", "GFLOP/s", "of limit"):
-        groups.add_column(column, justify="right" if column in ("us", "share", "GFLOP/s", "of limit") else "left")
-    shown = sorted(tuned["groups"], key=lambda one: -one["microseconds"])[:_MAX_ROWS]
-    for one in tuned["groups"]:
-        if one in shown:
-            groups.add_row(
-                one["what"],
-                one["layout"],
-                one["precision"],
-                one["template"],
-                " ".join(f"{name}={value}" for name, value in one["parameters"].items()),
-                f"{one['microseconds']:.1f}",
-                f"{one['share']:.1%}",
-                f"{one['gflops']:.0f}" if one["gflops"] else "",
-                "" if one["of_roofline"] is None else f"{one['of_roofline']:.0%}",
-            )
-    console.print(groups)
-    if len(tuned["groups"]) > len(shown):
-        console.print(f"and {len(tuned['groups']) - len(shown)} shorter ones (--json has all)", highlight=False)
-    layers = Table(title="by layer, against ONNX Runtime")
-    for column in ("layer", "tuned us", "ONNX Runtime us", "ratio"):
-        layers.add_column(column, justify="left" if column == "layer" else "right")
-    for layer in told["layers"]:
-        ratio = layer["baseline_us"] / layer["tuned_us"] if layer["tuned_us"] else float("inf")
-        layers.add_row(layer["what"], f"{layer['tuned_us']:.1f}", f"{layer['baseline_us']:.1f}", f"{ratio:.2f}")
-    console.print(layers)
-    console.print(f"ONNX Runtime by operator: {_by_operator(baseline['nodes'])}", highlight=False)
-    lost = [layer for layer in told["layers"] if layer["lost"]]
-    if lost:
-        names = ", ".join(
-            f"{layer['what']} ({layer['tuned_us'] - layer['baseline_us']:+.1f} us)" for layer in lost[:_SHOWN_LOST]
-        )
-        console.print(f"Lost to the baseline: {names}", highlight=False)
-
-
-def _print_kept(console: Any, lowering: Mapping[str, Any]) -> None:
-    """Which layers are kept in float32, and what each does to the outputs when it is not."""
-    from rich.table import Table
-
-    console.print(
-        f"With all of its {lowering['num_layers']} layers in {lowering['precision']} its outputs would be off by "
-        f"{lowering['whole']:.2f} times what is allowed; with {len(lowering['kept'])} of them in f32 they are by "
-        f"{lowering['error']:.2f}",
-        highlight=False,
-    )
-    kept = Table(title="kept in f32")
-    for column in ("layer", "what", "its error alone"):
-        kept.add_column(column, justify="left" if column == "what" else "right")
-    for one in lowering["kept"]:
-        kept.add_row(str(one["layer"]), one["what"], f"{one['effect']:.2f}")
-    console.print(kept)
-
-
-def _headline(told: Mapping[str, Any]) -> str:
-    bucket = told["bucket"]
-    if bucket is None:
-        state = "this signature was not tuned here"
-    elif bucket["engine"] == "tvm":
-        state = f"promoted, {bucket['speedup']:.2f} times as fast as the baseline when it was measured"
-    else:
-        state = f"not promoted: {bucket['reason'] or bucket['outcome'] or 'nothing in the cache'}"
-    return f"{told['model']} version {told['version']}: {state}"
-
-
-def _by_operator(nodes: Sequence[Mapping[str, Any]]) -> str:
-    shares: Counter[str] = Counter()
-    for node in nodes:
-        shares[node["op"]] += node["share"]
-    return ", ".join(f"{op} {share:.1%}" for op, share in shares.most_common(_SHOWN_OPERATORS))
+    return found.to_json()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,10 @@ class ExportedArtifact:
 
     files: dict[str, Path]
     manifest: dict[str, Any]
+
+    def telling(self, **fields: Any) -> ExportedArtifact:
+        """With a manifest that tells these, too."""
+        return replace(self, manifest={**self.manifest, **fields})
 
 
 def export_artifact(

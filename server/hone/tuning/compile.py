@@ -13,7 +13,7 @@ from typing import Any
 from hone.compiler.artifact import derived_constants, export_artifact
 from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
 from hone.compiler.choices import Choices, KernelCall
-from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
+from hone.compiler.onnx_import import ImportedModel
 from hone.compiler.phases.precision import F32, Precision, is_lowered, unsupported
 from hone.compiler.pipeline import compile_model, lowerable_layers, template_workloads
 from hone.compiler.target import CpuTarget
@@ -28,19 +28,18 @@ from hone.tuning.compiling import (
     Artifacts,
     Loaded,
     Settled,
-    not_imported,
+    import_for,
     not_taken,
     report,
     temporary_folder,
     told_counts,
 )
-from hone.tuning.keeping import find_layers_to_keep
+from hone.tuning.keeping import Compared, compare, find_layers_to_keep
 from hone.tuning.kernel_map import kernel_map
 from hone.tuning.lowering import Lowering, find_lowering
 from hone.tuning.parallel import parallel_pool
 from hone.tuning.schedules import ScheduleSearch
 from hone.tuning.search import Search, SearchCounts
-from hone.tuning.sensitivity import OutputError
 from hone.tuning.specialize import Compile, Compiled, Ledger, NotCompiled, Outcome, Told
 from hone.tuning.verdicts import Verdicts
 from hone.tuning.wire import Message
@@ -130,16 +129,9 @@ class TvmCompile:
         began = time.monotonic()
         self._search.counts = counts = SearchCounts()
         precision = Precision(str(self._spec["precision"]))
-        refused = unsupported(precision.name, self._target)
-        if refused:
-            return NotCompiled("unsupported", refused)
-        tell(0.0, "importing")
-        try:
-            imported = import_model(self._path, signature.shapes)
-        except BuildFailed as problem:
-            return NotCompiled("failed", str(problem))
-        if isinstance(imported, Unsupported):
-            return not_imported(imported)
+        imported = import_for(self._path, signature, unsupported(precision.name, self._target), tell)
+        if isinstance(imported, NotCompiled):
+            return imported
         try:
             tell(0.1, "looking for workloads")
             known = self._lowering
@@ -170,7 +162,7 @@ class TvmCompile:
             settled = Settled(self._make(imported, choices, tell))
             if precision != F32 and isinstance(settled.loaded, Loaded):
                 settled = self._hold_tolerance(
-                    imported, choices, settled.loaded, signature, began + seconds * _KEEPING_END, tell
+                    settled.loaded, imported, choices, signature, began + seconds * _KEEPING_END, tell
                 )
             loaded = settled.loaded
             if isinstance(loaded, NotCompiled):
@@ -225,8 +217,8 @@ class TvmCompile:
         if tell is not None:
             tell(0.72, "linking")
         exported = export_artifact(compiled, imported, constants_digest, place, pool)
-        known = kernel_map(compiled.kernels, compiled.functions, self._search.ranking)
-        exported = replace(exported, manifest={**exported.manifest, "kernel_map": known})
+        known = kernel_map(compiled.kernels, compiled.functions, self._search.ranking, self._schedules.nanoseconds)
+        exported = exported.telling(kernel_map=known)
         try:
             engine = TvmEngine.load(
                 place,
@@ -243,9 +235,9 @@ class TvmCompile:
 
     def _hold_tolerance(
         self,
+        loaded: Loaded[TvmEngine],
         imported: ImportedModel,
         choices: Choices,
-        loaded: Loaded[TvmEngine],
         signature: Signature,
         deadline: float,
         tell: Told,
@@ -254,97 +246,74 @@ class TvmCompile:
 
         Where that does not help the engine stays as it is: the gate says no, with its numbers.
         """
-        tell(0.75, "comparing outputs in low precision")
-        error_of = self._artifacts.output_error(signature)
-        if error_of is None:
+        found = compare(self._artifacts, signature, loaded, imported, choices, deadline, tell)
+        if found is None:
             return Settled(loaded)
-        share = error_of(loaded.engine.instantiate())
-        if share <= 1.0:
+        if found.holds:
             if self._lowering is None or not choices.precision.kept:
                 return Settled(loaded)
-            known = replace(self._lowering, error=share)
+            known = replace(self._lowering, error=found.share)
             return Settled(_described(loaded, known), known.note)
-        if choices.precision.name == "bf16":
-            return self._keep_rounded(imported, choices, loaded, error_of, share, deadline, tell)
-        return self._keep_stretches(imported, choices, loaded, error_of, share, deadline, tell)
+        return self._keep_rounded(loaded, found) if found.name == "bf16" else self._keep_stretches(loaded, found)
 
-    def _keep_rounded(
-        self,
-        imported: ImportedModel,
-        choices: Choices,
-        loaded: Loaded[TvmEngine],
-        error_of: OutputError,
-        share: float,
-        deadline: float,
-        tell: Told,
-    ) -> Settled[TvmEngine]:
+    def _keep_rounded(self, loaded: Loaded[TvmEngine], miss: Compared) -> Settled[TvmEngine]:
         """Where layers can be measured one by one: see `lowering.py`."""
         made: list[Loaded[TvmEngine]] = []
         found, problem, is_open = None, "no layers to keep in f32 were found", False
 
         def attempt(lowering: Lowering) -> float | None:
             nonlocal problem, is_open
-            precision = Precision(lowering.precision, lowering.layers)
-            workloads = template_workloads(imported, self._target, precision)
-            seconds = max(1.0, deadline - time.monotonic())
-            kernels = self._search.decide(workloads, seconds / 3, lambda share, text: None)
-            again = self._make(imported, replace(choices, kernels=kernels, precision=precision))
+            again = self._make_again(miss, Precision(lowering.precision, lowering.layers), miss.seconds_left / 3)
             if isinstance(again, NotCompiled):
                 problem, is_open = f"which layers to keep in f32 was not found: {again.reason}", True
                 return None
             made.append(again)
-            return error_of(again.engine.instantiate())
+            return miss.error_of(again.engine.instantiate())
 
-        whole = self._lowering.whole if self._lowering is not None else share
+        whole = self._lowering.whole if self._lowering is not None else miss.share
         try:
             found = find_lowering(
-                imported,
+                miss.imported,
                 self._target,
-                error_of,
+                miss.error_of,
                 attempt,
                 whole=whole,
-                deadline=deadline,
+                deadline=miss.deadline,
                 num_builders=self._search.num_builders,
-                tell=tell,
+                tell=miss.tell,
             )
         except (HoneError, BuildFailed, LinkFailed) as failure:
             problem, is_open = f"which layers to keep in f32 was not found: {failure}", True
         for one in made if found is None else [loaded, *made[:-1]]:
             one.close()
         if found is None:
-            if not is_open and time.monotonic() > deadline:
+            if not is_open and time.monotonic() > miss.deadline:
                 problem, is_open = f"{problem} in the time that there was", True
-            off = f"in bf16 its outputs are off by {share:.2g} times what is allowed"
-            return Settled(loaded, f"{off}, and {problem}", is_open)
+            return Settled(loaded, f"{miss.told}, and {problem}", is_open)
         self._lowering = found
         return Settled(_described(made[-1], found), found.note)
 
-    def _keep_stretches(
-        self,
-        imported: ImportedModel,
-        choices: Choices,
-        loaded: Loaded[TvmEngine],
-        error_of: OutputError,
-        share: float,
-        deadline: float,
-        tell: Told,
-    ) -> Settled[TvmEngine]:
+    def _keep_stretches(self, loaded: Loaded[TvmEngine], miss: Compared) -> Settled[TvmEngine]:
         """Where every question costs a compilation: see `keeping.py`."""
-        name = choices.precision.name
-        layers = lowerable_layers(imported, self._target, name)
+        layers = lowerable_layers(miss.imported, self._target, miss.name)
 
         def make(kept: frozenset[int]) -> Loaded[TvmEngine] | NotCompiled:
-            return self._make(imported, replace(choices, precision=Precision(name, kept)))
+            return self._make(miss.imported, replace(miss.choices, precision=Precision(miss.name, kept)))
 
-        found = find_layers_to_keep(layers, name, share, error_of, make, deadline, tell)
+        found = find_layers_to_keep(miss, layers, make)
         if found.kept is None:
             return Settled(loaded, found.note, found.is_open)
         loaded.close()
-        precision = Precision(name, found.kept.layers)
-        workloads = template_workloads(imported, self._target, precision)
-        kernels = self._search.decide(workloads, max(1.0, deadline - time.monotonic()), lambda share, text: None)
-        made = self._make(imported, replace(choices, kernels=kernels, precision=precision), tell)
-        return Settled(made, found.note)
+        precision = Precision(miss.name, found.kept.layers)
+        return Settled(self._make_again(miss, precision, miss.seconds_left, miss.tell), found.note)
+
+    def _make_again(
+        self, miss: Compared, precision: Precision, seconds: float, tell: Told | None = None
+    ) -> Loaded[TvmEngine] | NotCompiled:
+        """With kernels searched for this precision. Raises BuildFailed and LinkFailed."""
+        workloads = template_workloads(miss.imported, self._target, precision)
+        kernels = self._search.decide(workloads, seconds, lambda share, text: None)
+        return self._make(miss.imported, replace(miss.choices, kernels=kernels, precision=precision), tell)
 
     def _build_kernels(self, calls: Sequence[KernelCall], place: Path) -> None:
         """Libraries of the kernels that the cache does not hold, side by side: linking is another process's work.
@@ -384,8 +353,7 @@ class TvmCompile:
 
 def _described(loaded: Loaded[TvmEngine], lowering: Lowering) -> Loaded[TvmEngine]:
     """With a manifest that tells the layers that are kept."""
-    manifest = {**loaded.exported.manifest, "lowering": lowering.to_json()}
-    return replace(loaded, exported=replace(loaded.exported, manifest=manifest))
+    return replace(loaded, exported=loaded.exported.telling(lowering=lowering.to_json()))
 
 
 def _library(place: Path, call: KernelCall) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from hone.compiler.artifact import ExportedArtifact
 from hone.compiler.blame import refused_operator
 from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
-from hone.compiler.onnx_import import ImportedModel, Unsupported
+from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
 from hone.engines.onnxruntime import OnnxRuntimeEngine
 from hone.engines.tvm import TvmEngine
 from hone.engines.tvm_cuda import TvmCudaEngine
@@ -26,7 +26,7 @@ from hone.tuning.contest import SearchCounts
 from hone.tuning.domains import derive_domains
 from hone.tuning.samples import unpack
 from hone.tuning.sensitivity import OutputError
-from hone.tuning.specialize import Compiled, NotCompiled, baseline_settings
+from hone.tuning.specialize import Compiled, NotCompiled, Told, baseline_settings
 from hone.tuning.trial import NoTrial, gather
 from hone.tuning.verdicts import Verdicts
 from hone.tuning.wire import Message
@@ -177,8 +177,18 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hone-artifact-", ignore_cleanup_errors=True)
 
 
-def not_imported(unsupported: Unsupported) -> NotCompiled:
-    operator, reason = unsupported.operator, unsupported.reason
+def import_for(path: Path, signature: Signature, refused: str, tell: Told) -> ImportedModel | NotCompiled:
+    """The model at the signature's shapes. `refused`: why the device does not do the precision, empty where it does."""
+    if refused:
+        return NotCompiled("unsupported", refused)
+    tell(0.0, "importing")
+    try:
+        imported = import_model(path, signature.shapes)
+    except BuildFailed as problem:
+        return NotCompiled("failed", str(problem))
+    if not isinstance(imported, Unsupported):
+        return imported
+    operator, reason = imported.operator, imported.reason
     if operator and operator not in reason:
         reason = f"operator {operator}: {reason}"
     return NotCompiled("unsupported", reason, operator)

@@ -12,6 +12,7 @@ from hone.compiler.artifact import derived_constants
 from hone.compiler.build import BuildFailed, GraphRefused, LinkFailed
 from hone.compiler.choices import Choices
 from hone.compiler.cuda.export import export_cuda_artifact
+from hone.compiler.cuda.notes import note_of
 from hone.compiler.cuda.partition import Templates
 from hone.compiler.cuda.pipeline import (
     compile_cuda_model,
@@ -21,7 +22,7 @@ from hone.compiler.cuda.pipeline import (
     run_plain_phases,
 )
 from hone.compiler.cuda.precision import unsupported
-from hone.compiler.onnx_import import ImportedModel, Unsupported, import_model
+from hone.compiler.onnx_import import ImportedModel
 from hone.compiler.phases.precision import Precision
 from hone.compiler.templates.cutlass.published import scope_of
 from hone.compiler.templates.cutlass.toolchain import find_toolchain
@@ -38,7 +39,7 @@ from hone.tuning.compiling import (
     Artifacts,
     Loaded,
     Settled,
-    not_imported,
+    import_for,
     not_taken,
     report,
     temporary_folder,
@@ -49,10 +50,10 @@ from hone.tuning.gpu_artifacts import GpuArtifactLoader
 from hone.tuning.gpu_parts import GpuParts
 from hone.tuning.gpu_schedules import GpuScheduleSearch
 from hone.tuning.gpu_search import GpuSearch
-from hone.tuning.keeping import find_layers_to_keep
+from hone.tuning.keeping import Compared, compare, find_layers_to_keep
+from hone.tuning.kernel_map import kernel_map
 from hone.tuning.kernel_trials import KernelTrials
 from hone.tuning.profiler import Profiler
-from hone.tuning.sensitivity import OutputError
 from hone.tuning.specialize import Compiled, NotCompiled, Told
 from hone.tuning.wire import Message
 
@@ -146,14 +147,7 @@ class CudaCompile:
 
     def _import(self, signature: Signature, tell: Told) -> ImportedModel | NotCompiled:
         refused = unsupported(self._precision.name, self._parts.target.compute_capability)
-        if refused:
-            return NotCompiled("unsupported", refused)
-        tell(0.0, "importing")
-        try:
-            imported = import_model(self._path, signature.shapes)
-        except BuildFailed as problem:
-            return NotCompiled("failed", str(problem))
-        return not_imported(imported) if isinstance(imported, Unsupported) else imported
+        return import_for(self._path, signature, refused, tell)
 
     def _choose(self, imported: ImportedModel, precision: Precision, seconds: float, tell: Told) -> Choices:
         """By measurement: paddings, then kernels, then schedules of what is left. Raises DeviceLost."""
@@ -185,47 +179,35 @@ class CudaCompile:
         loaded = self._make(imported, choices)
         if choices.precision.name == "f32" or isinstance(loaded, NotCompiled):
             return Settled(loaded)
-        tell(0.75, "comparing outputs in low precision")
-        error_of = self._artifacts.output_error(signature)
-        share = error_of(loaded.engine.instantiate()) if error_of is not None else 0.0
-        if error_of is None or share <= 1.0:
-            return Settled(loaded)
         deadline = time.monotonic() + seconds * _KEEPING_SHARE
-        found, note, is_open = self._find_precision(imported, choices, share, error_of, deadline, tell)
+        compared = compare(self._artifacts, signature, loaded, imported, choices, deadline, tell)
+        if compared is None or compared.holds:
+            return Settled(loaded)
+        found, note, is_open = self._find_precision(compared)
         if found is None:
             return Settled(loaded, note, is_open)
         loaded.close()
-        chosen = self._choose(imported, found, max(1.0, deadline - time.monotonic()), tell)
+        chosen = self._choose(imported, found, compared.seconds_left, tell)
         return Settled(self._make(imported, chosen), note, is_open)
 
-    def _find_precision(
-        self,
-        imported: ImportedModel,
-        choices: Choices,
-        share: float,
-        error_of: OutputError,
-        deadline: float,
-        tell: Told,
-    ) -> tuple[Precision | None, str, bool]:
-        """What holds the tolerance where `choices.precision` misses it by `share`: first with the fewest layers higher,
-        then the whole model; None where nothing does. Whether another day may bring a better answer."""
-        name = choices.precision.name
-        off = f"in {name} its outputs are off by {share:.2g} times what is allowed"
-        is_open = False
+    def _find_precision(self, miss: Compared) -> tuple[Precision | None, str, bool]:
+        """What holds the tolerance that was missed: first with the fewest layers higher, then the whole model; None
+        where nothing does. Whether another day may bring a better answer."""
+        name, is_open = miss.name, False
 
         def make(precision: Precision) -> _Engine | NotCompiled:
             # Padding and schedules are those of other dtypes: kernels' first guesses show what is computed.
-            return self._make(imported, Choices(precision=precision))
+            return self._make(miss.imported, Choices(precision=precision))
 
         def holds(precision: Precision) -> bool:
             nonlocal is_open
-            tell(0.75, f"comparing outputs in {precision.name}")
+            miss.tell(0.75, f"comparing outputs in {precision.name}")
             made = make(precision)
             if isinstance(made, NotCompiled):
                 is_open = True
                 return False
             try:
-                return error_of(made.engine.instantiate()) <= 1.0
+                return miss.error_of(made.engine.instantiate()) <= 1.0
             finally:
                 made.close()
 
@@ -234,13 +216,11 @@ class CudaCompile:
             higher.insert(0, "tf32")
         whole = next((one for one in higher if holds(Precision(one))), None)
         if whole is None:
-            return None, f"{off}, and in f32 too", is_open
+            return None, f"{miss.told}, and in f32 too", is_open
         if name == "tf32":
-            return Precision(whole), f"{off}: it is computed in {whole}", is_open
-        layers = cuda_layers(imported, self._parts.target, choices, templates=self._parts.templates)
-        found = find_layers_to_keep(
-            layers, name, share, error_of, lambda kept: make(Precision(name, kept, whole)), deadline, tell, dtype=whole
-        )
+            return Precision(whole), f"{miss.told}: it is computed in {whole}", is_open
+        layers = cuda_layers(miss.imported, self._parts.target, miss.choices, templates=self._parts.templates)
+        found = find_layers_to_keep(miss, layers, lambda kept: make(Precision(name, kept, whole)), whole)
         if found.kept is None:
             return Precision(whole), f"{found.note}: all are computed so", is_open or found.is_open
         return Precision(name, found.kept.layers, whole), found.note, is_open
@@ -270,7 +250,15 @@ class CudaCompile:
         folder = temporary_folder()
         place = Path(folder.name)
         toolchain = None if parts.target.twin else find_toolchain()
-        exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain)
+        exported = export_cuda_artifact(compiled, imported, constants_digest, place, toolchain).telling(
+            kernel_map=kernel_map(
+                compiled.kernels,
+                compiled.functions,
+                self._search.ranking,
+                self._schedules.nanoseconds,
+                lambda workload: note_of(workload, compiled.paddings),
+            )
+        )
         try:
             engine = TvmCudaEngine.load(
                 place,

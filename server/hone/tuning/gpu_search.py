@@ -24,9 +24,10 @@ from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.roofline import operations, traffic
 from hone.compiler.templates.base import Candidate
 from hone.compiler.workload import Workload
-from hone.kernels import DecisionKey, DeviceKey, Entry, KernelsCache
+from hone.kernels import DecisionKey, DeviceKey, KernelsCache
 from hone.tuning.artifacts import Sources, toolchain_of
 from hone.tuning.contest import Ranked, SearchCounts
+from hone.tuning.decisions import RANKING_FILE, read_decision
 from hone.tuning.gpu_operands import Operands
 from hone.tuning.jobs import PROFILING_STAGE
 from hone.tuning.profiler import Profiler, Skipped, Subject
@@ -41,7 +42,8 @@ _PATIENCE = 10
 _BETTER = 0.98
 #: A pair in one kernel must be so much faster than the two.
 _PAIR_MARGIN = 0.03
-_RANKING = "ranking.json"
+#: What tensor cores multiply faster than the float16 of which the maker's rate is told: no limit follows from that.
+_FASTER = frozenset({"int8", "uint8"})
 #: Kernels sum in other orders and round operands alike; results are rounded to their dtype.
 _TOLERANCES = {"float16": 1e-2, "bfloat16": 4e-2, "float32": 4e-3}
 
@@ -124,6 +126,11 @@ class GpuSearch:
             padded += 1e3 * self.target.microseconds(0.0, padding.copied_bytes)
             chosen[padding.operator.digest] = padding.multiple if bare is None or padded < bare else 1
         return chosen
+
+    def ranking(self, workload: Workload) -> dict[str, Any] | None:
+        """What was measured of a workload, as it is kept; None where nothing is. `limit_ns`: what arithmetic and
+        traffic take at least by what the GPU's maker states; null where that is not known."""
+        return read_decision(self.cache, self._key(workload), RANKING_FILE)
 
     # --- one workload
 
@@ -223,15 +230,14 @@ class GpuSearch:
     # --- what is known
 
     def _recall(self, workload: Workload) -> tuple[bool, dict[Candidate, float]]:
-        entry = self.cache.get("decisions", self._key(workload).digest, self.device.digest)
-        if not isinstance(entry, Entry):
+        told = self.ranking(workload)
+        if told is None:
             return False, {}
         try:
-            told = json.loads(entry.files[_RANKING].read_bytes())
             measured = {Candidate.from_fields(one): float(one["ns"]) for one in told["ranking"]}
             complete = bool(told["complete"])
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return False, {}  # evicted meanwhile, or not understood: searched again
+        except (ValueError, KeyError, IndexError, TypeError):
+            return False, {}  # not understood: searched again
         names = {template.name for template in self.templates}
         # A winner that was blocked since (it crashed serving, say) is none.
         measured = {
@@ -248,13 +254,13 @@ class GpuSearch:
         told = {
             "workload": str(workload),
             "complete": complete,
-            "limit_ns": self._modelled_ns(workload),
+            "limit_ns": None if workload.inputs[0].dtype in _FASTER else self._modelled_ns(workload),
             "ranking": [one.fields() for one in ranking],
         }
         key = self._key(workload)
         data = json.dumps(told, indent=2).encode()
         self.cache.publish(
-            "decisions", key.digest, self.device.digest, {_RANKING: data}, {"key": key.fields}, replace=True
+            "decisions", key.digest, self.device.digest, {RANKING_FILE: data}, {"key": key.fields}, replace=True
         )
 
     def _key(self, workload: Workload) -> DecisionKey:

@@ -7,14 +7,17 @@ is not used.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hone.compiler.metaschedule import RemainingFunction, SearchResult, remaining_functions, search_schedule
+from hone.compiler.phases.schedule import SEARCHED, ScheduledFunction
 from hone.compiler.target import CpuTarget
-from hone.kernels import DecisionKey, DeviceKey, Entry, KernelsCache
+from hone.kernels import DecisionKey, DeviceKey, KernelsCache
 from hone.tuning.artifacts import Sources, toolchain_of
+from hone.tuning.decisions import SCHEDULE_FILE, nanoseconds_of, read_decision
 from hone.tuning.jobs import SCHEDULING_STAGE
 from hone.tuning.search import SearchCounts
 
@@ -73,6 +76,11 @@ class FunctionSearch:
         known = {function.digest: self._recall(function)[1] for function in self._heavy(self.find(model))}
         return {digest: trace for digest, trace in known.items() if trace is not None}
 
+    def nanoseconds(self, function: ScheduledFunction) -> float | None:
+        """What a call takes as it is scheduled, where a search has measured it."""
+        told = read_decision(self._cache, self._key(function.digest), SCHEDULE_FILE)
+        return None if told is None else nanoseconds_of(told, searched=function.rule == SEARCHED)
+
     def _search(
         self, function: RemainingFunction, seconds: float, counts: SearchCounts, tell: Callable[[str], None]
     ) -> str | None:
@@ -94,29 +102,27 @@ class FunctionSearch:
 
     def _recall(self, function: RemainingFunction) -> tuple[bool, str | None]:
         """Whether there is a decision, and the trace it names."""
-        entry = self._cache.get("decisions", self._key(function).digest, self._device.digest)
-        if not isinstance(entry, Entry):
+        told = read_decision(self._cache, self._key(function.digest), SCHEDULE_FILE)
+        if told is None or "trace" not in told:
             return False, None
-        try:
-            trace = json.loads(entry.files["schedule.json"].read_bytes())["trace"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return False, None  # evicted meanwhile, or not understood
-        return True, trace if isinstance(trace, str) else None
+        return True, told["trace"] if isinstance(told["trace"], str) else None
 
     def _keep(self, function: RemainingFunction, result: SearchResult) -> None:
-        key = self._key(function)
+        key = self._key(function.digest)
         told = {
             "function": function.name,
             "trace": result.trace,
+            "plain_us": result.plain_us if math.isfinite(result.plain_us) else None,
+            "best_us": result.best_us if math.isfinite(result.best_us) else None,
             "num_trials": result.num_trials,
             "reason": result.reason,
         }
         data = json.dumps(told, indent=2).encode()
-        self._cache.publish("decisions", key.digest, self._device.digest, {"schedule.json": data}, {"key": key.fields})
+        self._cache.publish("decisions", key.digest, self._device.digest, {SCHEDULE_FILE: data}, {"key": key.fields})
 
-    def _key(self, function: RemainingFunction) -> DecisionKey:
+    def _key(self, digest: str) -> DecisionKey:
         return DecisionKey(
-            workload={"function": function.digest, **self._told},
+            workload={"function": digest, **self._told},
             templates_sha256=self._sources.pipeline_sha256,
             precision="f32",
             device=self._device.digest,

@@ -23,9 +23,10 @@ from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import BuiltKernel, Candidate
 from hone.compiler.templates.registry import template_named
 from hone.compiler.workload import Workload
-from hone.kernels import DecisionKey, DeviceKey, Entry, KernelsCache
+from hone.kernels import DecisionKey, DeviceKey, KernelsCache
 from hone.tuning.artifacts import Sources, toolchain_of
 from hone.tuning.contest import Contest, Ranked, SearchCounts
+from hone.tuning.decisions import RANKING_FILE, read_decision
 
 __all__ = ["Search", "SearchCounts"]
 
@@ -39,7 +40,7 @@ _NOT_WORTH_IT = 0.001
 _NOT_WORTH_AGAIN = 0.005
 #: Operands that are kept between turns, all workloads together.
 _MAX_DATA_BYTES = 512 << 20
-_ROOFLINE, _RANKING = "roofline.json", "ranking.json"
+_ROOFLINE = "roofline.json"
 #: Winners for the same operator that a workload tries early.
 _NUM_LIKELY = 4
 
@@ -110,14 +111,7 @@ class Search:
 
     def ranking(self, workload: Workload) -> dict[str, Any] | None:
         """What was measured of a workload, as it is kept; None where nothing is."""
-        entry = self.cache.get("decisions", self._key(workload).digest, self.device.digest)
-        if not isinstance(entry, Entry):
-            return None
-        try:
-            told: dict[str, Any] = json.loads(entry.files[_RANKING].read_bytes())
-        except (OSError, ValueError, KeyError):
-            return None  # evicted meanwhile, or not understood
-        return told
+        return read_decision(self.cache, self._key(workload), RANKING_FILE)
 
     @property
     def roofline(self) -> Roofline:
@@ -190,16 +184,15 @@ class Search:
         """The decision, or what was measured before time was up."""
         if workload.digest in self._known:
             return self._known[workload.digest], {}
-        entry = self.cache.get("decisions", self._key(workload).digest, self.device.digest)
-        if not isinstance(entry, Entry):
+        told = self.ranking(workload)
+        if told is None:
             return None, {}
         try:
-            told = json.loads(entry.files[_RANKING].read_bytes())
             ranking = sorted(told["ranking"], key=lambda one: int(one["turn"]))
             measured = {Candidate.from_fields(one): float(one["ns"]) for one in ranking}
             complete = bool(told["complete"])
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return None, {}  # evicted meanwhile, or not understood: searched again
+        except (ValueError, KeyError, IndexError, TypeError):
+            return None, {}  # not understood: searched again
         measured = {one: ns for one, ns in measured.items() if template_named(one.template) is not None}
         if not complete or not measured:
             return None, measured
@@ -230,7 +223,7 @@ class Search:
             "num_waiting": contest.num_waiting,
             "ranking": [one.fields() for one in ranking],
         }
-        self._publish(self._key(contest.workload), _RANKING, told)
+        self._publish(self._key(contest.workload), RANKING_FILE, told)
 
     def _publish(self, key: DecisionKey, file: str, told: Mapping[str, Any]) -> None:
         data = json.dumps(told, indent=2).encode()
@@ -250,12 +243,10 @@ class Search:
 def recall_roofline(cache: KernelsCache, device: DeviceKey, target: CpuTarget) -> Roofline | None:
     """The machine's limits as they were measured for this device key; None where they were not."""
     key = _roofline_key(device, target)
-    entry = cache.get("decisions", key.digest, device.digest)
-    if not isinstance(entry, Entry):
-        return None
+    told = read_decision(cache, key, _ROOFLINE)
     try:
-        return Roofline.from_fields(json.loads(entry.files[_ROOFLINE].read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if told is None else Roofline.from_fields(told)
+    except (ValueError, KeyError, TypeError):
         return None
 
 

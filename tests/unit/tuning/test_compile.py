@@ -13,6 +13,7 @@ from hone.errors import EngineError
 from hone.kernels import DeviceKey, KernelsCache
 from hone.specialization import Signature
 from hone.tuning import compile as compile_module
+from hone.tuning import compiling
 from hone.tuning.compile import TvmCompile
 from hone.tuning.compiling import Artifacts, Loaded, temporary_folder
 from hone.tuning.lowering import KeptLayer, Lowering
@@ -36,7 +37,7 @@ class Step:
         self.real = TvmCompile(spec, KernelsCache(folder / "cache"), device)
         self.made: list[Engine] = []
         self.failure: NotCompiled | Exception | None = None
-        monkeypatch.setattr(compile_module, "import_model", lambda path, shapes: SimpleNamespace())
+        monkeypatch.setattr(compiling, "import_model", lambda path, shapes: SimpleNamespace())
         monkeypatch.setattr(compile_module, "unsupported", lambda name, target: "")
         monkeypatch.setattr(compile_module, "template_workloads", lambda imported, target, precision: {"one": 1})
         monkeypatch.setattr(compile_module, "is_lowered", lambda workload: True)
@@ -144,9 +145,9 @@ def test_what_the_machine_lacks_while_importing_is_no_verdict_on_the_model(round
     def starved(path, shapes):
         raise BuildFailed("importing", MemoryError())
 
-    monkeypatch.setattr(compile_module, "import_model", starved)
+    monkeypatch.setattr(compiling, "import_model", starved)
     assert rounded.build() == NotCompiled("failed", "importing: MemoryError")
-    monkeypatch.setattr(compile_module, "import_model", lambda path, shapes: Unsupported("Loop", "no converter"))
+    monkeypatch.setattr(compiling, "import_model", lambda path, shapes: Unsupported("Loop", "no converter"))
     refused = rounded.build()
     assert isinstance(refused, NotCompiled)
     assert refused.outcome == "unsupported"

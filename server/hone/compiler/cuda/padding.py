@@ -51,8 +51,10 @@ class Padding:
         return _multiply_adds(self.padded) / _multiply_adds(self.operator)
 
 
-def pad(mod: tvm.IRModule, paddings: Mapping[str, int], *, math: str) -> tvm.IRModule:
-    return tidy(_run(mod, paddings, math)[0])
+def pad(mod: tvm.IRModule, paddings: Mapping[str, int], *, math: str) -> tuple[tvm.IRModule, tuple[Padding, ...]]:
+    """The module padded, and what was: every operator once."""
+    padded, found = _run(mod, paddings, math)
+    return tidy(padded), tuple(dict.fromkeys(found))
 
 
 def find_paddings(mod: tvm.IRModule, paddings: Mapping[str, int], *, math: str) -> tuple[Padding, ...]:

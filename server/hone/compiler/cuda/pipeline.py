@@ -51,6 +51,7 @@ class CudaCompilation:
     host: CpuTarget
     capture: bool = True
     parameters: tuple[str, ...] = ()
+    paddings: tuple[Padding, ...] = ()
     kernels: list[KernelCall] = field(default_factory=list)
     functions: list[ScheduledFunction] = field(default_factory=list)
     packed: tuple[str, ...] = ()
@@ -74,7 +75,8 @@ class CudaCompilation:
 class CompiledCudaModel:
     """A CUDA module and the kernels that it calls by name; the weights are in neither.
 
-    `packed` names the weights as `main` takes them, in order (see `phases/packing.py`).
+    `packed` names the weights as `main` takes them, in order (see `phases/packing.py`); `paddings` are the operators
+    that were padded.
     """
 
     library: Library
@@ -84,6 +86,7 @@ class CompiledCudaModel:
     returns_tuple: bool
     phase_seconds: dict[str, float]
     target: CudaTarget
+    paddings: tuple[Padding, ...] = ()
 
 
 CudaPhase = tuple[str, Callable[[Any, CudaCompilation], Any]]
@@ -98,6 +101,11 @@ def _canonicalize(mod: Any, compilation: CudaCompilation) -> Any:
             **find_fused_attention(function, compilation.takes, stored, math),
         },
     )
+
+
+def _pad(mod: Any, compilation: CudaCompilation) -> Any:
+    mod, compilation.paddings = pad(mod, compilation.choices.paddings, math=compilation.math)
+    return mod
 
 
 def _partition(mod: Any, compilation: CudaCompilation) -> Any:
@@ -126,10 +134,7 @@ GRAPH_PHASES: tuple[CudaPhase, ...] = (
     ("3 precision", lambda mod, compilation: convert_precision(mod, compilation.choices.precision)),
     ("4 layout", lambda mod, _: channels_last(mod)),
 )
-PAD_PHASE: CudaPhase = (
-    "5 padding",
-    lambda mod, compilation: pad(mod, compilation.choices.paddings, math=compilation.math),
-)
+PAD_PHASE: CudaPhase = ("5 padding", _pad)
 CODE_PHASES: tuple[CudaPhase, ...] = (
     ("6 partition", _partition),
     ("7 fuse", _fuse),
@@ -175,6 +180,7 @@ def compile_cuda_model(
         compilation.returns_tuple,
         compilation.phase_seconds,
         target,
+        compilation.paddings,
     )
 
 

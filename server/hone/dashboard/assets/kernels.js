@@ -83,31 +83,44 @@ export class KernelMap {
 
   /** What tuning kept: each kernel as its search timed it alone. */
   drawKnown(told) {
-    const timed = told.groups.filter((group) => group.share !== null);
-    const parts = told.rest_share > 0.001 ? [...timed, { what: "generated functions, and between calls", share: told.rest_share }] : timed;
-    this.place.replaceChildren(
-      el("p", {}, `What tuning knows, ${told.precision} precision: ${timed.length
-        ? `kernels take ${duration(told.measured_us)} together, measured one by one` : "generated functions alone"}`,
-        told.tuned_us ? `, the whole module ${duration(told.tuned_us)}. ` : ". ",
-        el("span", { class: "hint" }, "“Profile kernels” times every call in its place, beside the baseline’s.")),
-      strip(parts),
-      table("Kernels and functions of the tuned module", KNOWN_HEADS, told.groups.map(knownRow), "kernels"));
+    this.place.replaceChildren(...known(told));
   }
 
+  /** What was profiled for CPUs, and what is kept for GPUs. */
   draw(told) {
-    if (told.unsupported) {
-      this.place.replaceChildren(el("p", { class: "empty" }, `The compiler does not take it: ${told.unsupported}`));
-      return;
-    }
-    const { tuned, baseline, roofline, layers } = told;
-    this.place.replaceChildren(
-      el("p", {}, `${told.signature} at ${told.precision}: ${duration(tuned.microseconds)} tuned, ${duration(baseline.microseconds)} on ONNX Runtime. `,
+    const gpus = (told.gpus ?? []).flatMap(known);
+    const profiled = told.unsupported ? [el("p", { class: "empty" }, `The compiler does not take it: ${told.unsupported}`)]
+      : told.tuned ? this.profiled(told) : [];
+    this.place.replaceChildren(...profiled, ...gpus);
+  }
+
+  profiled({ signature, precision, tuned, baseline, roofline, layers }) {
+    return [
+      el("p", {}, `${signature} at ${precision}: ${duration(tuned.microseconds)} tuned, ${duration(baseline.microseconds)} on ONNX Runtime. `,
         el("span", { class: "hint" }, `Limit of this machine ${Math.round(roofline.gflops)} GFLOP/s on ${roofline.num_threads} threads; ${duration(tuned.overhead_microseconds)} between calls.`)),
       strip(tuned.groups),
       table("Calls of the tuned module in the order of execution", HEADS, tuned.groups.map(row), "kernels"),
       el("h3", {}, "The same work on both sides"),
-      table("Layers against the baseline", ["Layer", { name: "Tuned", number: true }, { name: "ONNX Runtime", number: true }, "Ratio"], layers.map(layer), "layers"));
+      table("Layers against the baseline", ["Layer", { name: "Tuned", number: true }, { name: "ONNX Runtime", number: true }, "Ratio"], layers.map(layer), "layers"),
+    ];
   }
+}
+
+/** A module out of its artifact. */
+function known(told) {
+  const timed = told.groups.filter((group) => group.share !== null);
+  const parts = told.rest_share > 0.001 ? [...timed, { what: "functions that were not measured, and between calls", share: told.rest_share }] : timed;
+  const where = told.gpu ? ` on ${told.device ?? "a GPU"}` : "";
+  const state = told.serves === false ? " It is kept, and does not serve here." : "";
+  return [
+    el("p", {}, `What tuning knows, ${told.precision} precision${where}: ${timed.length
+      ? `what was measured one by one takes ${duration(told.measured_us)} together` : "generated functions alone"}`,
+      told.tuned_us ? `, the whole module ${duration(told.tuned_us)}.` : ".", `${state} `,
+      el("span", { class: "hint" }, told.gpu ? "Times are those of the search on that GPU; nothing is run for this."
+        : "“Profile kernels” times every call in its place, beside the baseline’s.")),
+    strip(parts),
+    table("Kernels and functions of the tuned module", KNOWN_HEADS, told.groups.map(knownRow), "kernels"),
+  ];
 }
 
 /** All calls side by side, as wide as they take long. */
@@ -134,7 +147,7 @@ function row(group, index) {
 function knownRow(group) {
   const parameters = Object.entries(group.parameters ?? {}).map(([name, value]) => `${name}=${value}`).join(" ");
   return el("tr", {},
-    el("th", { scope: "row" }, el("code", {}, group.what)),
+    el("th", { scope: "row" }, el("code", {}, group.what), group.note ? el("div", { class: "hint" }, group.note) : ""),
     el("td", {}, badge(group.template || "generated", "queued"), parameters ? el("code", { class: "parameters" }, parameters) : ""),
     el("td", { class: "number" }, String(group.num_calls)),
     el("td", { class: "number" }, group.microseconds === null ? "–" : duration(group.microseconds)),
