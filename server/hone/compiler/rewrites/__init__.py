@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
 from hone.compiler.rewrites import (
+    attention,
     control_flow,
     elementary,
     empty,
@@ -28,6 +29,7 @@ Rewrite = Callable[[Graph, NodeProto], list[NodeProto] | None]
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
+        "Attention": attention.attention,
         "Col2Im": patches.col2im,
         "ConvInteger": quantized.conv_integer,
         "ConvTranspose": elementary.conv_transpose,
