@@ -27,6 +27,7 @@ from hone.dashboard.picture import Painter
 from hone.dashboard.readings import Readings
 from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import has_cuda
+from hone.engines.onnxruntime_memory import MemoryLimit
 from hone.errors import HoneError
 from hone.frontends.grpc import GrpcServer
 from hone.frontends.http import build_http_app, error_response
@@ -104,6 +105,11 @@ def keep_large_blocks() -> None:
             libc.mallopt(parameter, value)
 
 
+def memory_limit(settings: Settings) -> MemoryLimit | None:
+    """What the settings let ONNX Runtime take for requests; None for no limit."""
+    return MemoryLimit(settings.onnxruntime_memory_mib) if settings.onnxruntime_memory_mib else None
+
+
 class Application:
     """One server: `run` builds nothing, it starts what `__init__` built, waits for a signal, and stops it."""
 
@@ -148,7 +154,9 @@ class Application:
             num_threads=settings.model_load_thread_count,
             num_retries=settings.model_load_retry_count,
             default_max_batch_size=settings.default_max_batch_size,
-            load_engine=BaselineLoader(settings.intra_op_threads, len(gpus) if has_cuda() else 0, transfers),
+            load_engine=BaselineLoader(
+                settings.intra_op_threads, len(gpus) if has_cuda() else 0, transfers, memory_limit(settings)
+            ),
             gpu_kinds=[kind_of(gpu) for gpu in gpus],
             observers=self._tuning.observers if self._tuning is not None else Observers(),
         )

@@ -98,6 +98,12 @@ class Settings(BaseModel):
         ge=0,
         description="Threads that run one inference, shared out among a model's instances; 0 for all usable cores.",
     )
+    onnxruntime_memory_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 30,
+        description="Memory that ONNX Runtime may take for all running requests together, in MiB; 0 for no limit.",
+    )
 
     # --- HTTP
     allow_http: bool = Field(default=True, description="Serve HTTP.")

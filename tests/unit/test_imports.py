@@ -38,7 +38,7 @@ CONFINED = {
     "grpc_health": ("frontends/grpc",),
     "tritonclient": ("protos.py",),
     "tvm": ("compiler/",),
-    "onnxruntime": ("engines/onnxruntime.py", "tuning/", "compiler/"),
+    "onnxruntime": ("engines/onnxruntime.py", "engines/onnxruntime_memory.py", "tuning/", "compiler/"),
     "opentelemetry": ("tracing.py",),
     "prometheus_client": ("metrics/", "tuning/metrics.py", "app.py", "cli/tune.py"),
 }

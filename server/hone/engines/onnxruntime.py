@@ -26,6 +26,7 @@ import onnxruntime as ort
 from hone.engines.base import view_memory
 from hone.engines.onnx_divisions import guarded_model
 from hone.engines.onnx_steadiness import has_steady_operators
+from hone.engines.onnxruntime_memory import MemoryLimit
 from hone.errors import EngineError, InvalidRequest
 from hone.types import BYTES, NUMPY_DTYPES, Array, TensorSpec
 
@@ -95,6 +96,8 @@ class SessionSettings:
     """Whether a small model gets one thread only."""
     gpu: int | None = None
     """CUDA's ordinal of the GPU that the session runs on; None for the CPU."""
+    memory: MemoryLimit | None = None
+    """What a session on the CPU shares with the others of the process; None for no limit."""
 
 
 class OnnxRuntimeEngine:
@@ -102,9 +105,18 @@ class OnnxRuntimeEngine:
 
     kind = "onnxruntime"
 
-    def __init__(self, session: ort.InferenceSession, num_threads: int = 1, *, is_steady: bool = False) -> None:
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        num_threads: int = 1,
+        memory: MemoryLimit | None = None,
+        *,
+        is_steady: bool = False,
+    ) -> None:
+        """`memory` is the limit that the session was made with."""
         self.session: Any = session
         self.num_threads = num_threads
+        self._memory = memory
         self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
         self.outputs = tuple(_spec(node, "output") for node in session.get_outputs())
         self.initializers = tuple(_spec(node, "initializer") for node in session.get_overridable_initializers())
@@ -121,16 +133,18 @@ class OnnxRuntimeEngine:
         EngineError with ONNX Runtime's reason, less the path."""
         if settings.gpu is not None:
             raise ValueError(f"expected settings for the CPU, found those for GPU {settings.gpu}")
-        num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+        num_threads, memory = settings.num_threads or len(os.sched_getaffinity(0)), settings.memory
         try:
             is_large = _is_large(path)
             is_steady = not is_large and has_steady_operators(path)
             if num_threads > 1 and settings.fit_threads and not is_large:
-                alone = cls(make_session(path, settings.graph_level, 1), 1, is_steady=is_steady)
+                session = make_session(path, settings.graph_level, 1, memory=memory)
+                alone = cls(session, 1, memory, is_steady=is_steady)
                 if alone._is_small():
                     return alone
                 alone.close()
-            return cls(make_session(path, settings.graph_level, num_threads), num_threads, is_steady=is_steady)
+            session = make_session(path, settings.graph_level, num_threads, memory=memory)
+            return cls(session, num_threads, memory, is_steady=is_steady)
         except EngineError:
             raise
         except Exception as problem:  # its exceptions have no common root below Exception
@@ -172,11 +186,11 @@ class OnnxRuntimeEngine:
                 name: _to_text(name, array) if name in self._text_inputs else array for name, array in inputs.items()
             }
         try:
-            results: list[Array] = (
-                self._run_values(inputs, outputs) if self._through_values else self.session.run(outputs, inputs)
-            )
-        except Exception as problem:
-            raise EngineError(f"onnxruntime: {reason_of(problem)}") from problem
+            results = self._run_session(inputs, outputs)
+        except Exception as problem:  # its exceptions have no common root below Exception
+            if self._memory is None or not self._memory.explain(problem):
+                raise EngineError(f"onnxruntime: {reason_of(problem)}") from problem
+            results = self._run_again(inputs, outputs, self._memory)
         if self._text_outputs:
             return [
                 _from_text(array) if name in self._text_outputs else array
@@ -186,6 +200,21 @@ class OnnxRuntimeEngine:
 
     def close(self) -> None:
         self.session = None
+
+    def _run_session(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Raises ONNX Runtime's exceptions."""
+        if self._through_values:
+            return self._run_values(inputs, outputs)
+        results: list[Array] = self.session.run(outputs, inputs)
+        return results
+
+    def _run_again(self, inputs: Mapping[str, Array], outputs: Sequence[str], memory: MemoryLimit) -> list[Array]:
+        """Once there is as much memory as other runs leave. Raises EngineError."""
+        memory.give_back()
+        try:
+            return self._run_session(inputs, outputs)
+        except Exception as problem:  # its exceptions have no common root below Exception
+            raise EngineError(memory.explain(problem) or f"onnxruntime: {reason_of(problem)}") from problem
 
     def _run_values(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         bfloat16 = NUMPY_DTYPES["BF16"]
@@ -209,7 +238,11 @@ def cuda_provider(gpu: int, stream: int | None = None) -> dict[str, str]:
 
 
 def make_session(
-    path: Path, graph_level: int, num_threads: int, cuda: Mapping[str, str] | None = None
+    path: Path,
+    graph_level: int,
+    num_threads: int,
+    cuda: Mapping[str, str] | None = None,
+    memory: MemoryLimit | None = None,
 ) -> ort.InferenceSession:
     """On the CPU, or with the CUDA provider of these options. Raises EngineError where that does not start, and what
     ONNX Runtime raises."""
@@ -218,6 +251,8 @@ def make_session(
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.intra_op_num_threads = num_threads
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_DURATION_US)
+    if memory is not None:
+        memory.bind(options)
     providers: list[Any] = [_CPU_PROVIDER] if cuda is None else [(CUDA_PROVIDER, dict(cuda)), _CPU_PROVIDER]
     session = _open(path, guarded_model(path, partial(_ask_types, path, providers)), options, providers)
     if cuda is not None and CUDA_PROVIDER not in session.get_providers():

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
 from hone.engines.onnxruntime_cuda import load_baseline
+from hone.engines.onnxruntime_memory import MemoryLimit
 from hone.engines.placed import PlacedEngine
 from hone.errors import EngineError, HoneError, InternalError, LoadFailed, ModelNotInRepository
 from hone.metrics import Metrics
@@ -47,17 +48,24 @@ EngineLoader = Callable[[Path, config_pb.ModelConfig], Engine]
 class BaselineLoader:
     """Loads the engine that every model starts on. Instances of a model share its threads out among themselves."""
 
-    def __init__(self, num_threads: int = 0, num_gpus: int = 0, transfers: CudaTransfers | None = None) -> None:
+    def __init__(
+        self,
+        num_threads: int = 0,
+        num_gpus: int = 0,
+        transfers: CudaTransfers | None = None,
+        memory: MemoryLimit | None = None,
+    ) -> None:
         """`num_gpus` that ONNX Runtime can use here: models that ask for them run there from the start, with these
-        transfers."""
+        transfers. `memory` is what those on the CPU may take."""
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         self._num_gpus = num_gpus
         self._transfers = transfers
+        self._memory = memory
 
     def __call__(self, path: Path, config: config_pb.ModelConfig) -> Engine:
         """Raises EngineError."""
         num_threads = max(1, self._num_threads // (sum(max(1, group.count) for group in config.instance_group) or 1))
-        settings = SessionSettings(config.optimization.graph.level, num_threads)
+        settings = SessionSettings(config.optimization.graph.level, num_threads, memory=self._memory)
         gpus = gpus_of(config, self._num_gpus)
         if not gpus:
             return OnnxRuntimeEngine.load(path, settings)

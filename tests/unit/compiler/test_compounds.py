@@ -21,9 +21,9 @@ def weights(**shapes):
     return {name: (generator.standard_normal(shape) / 3).astype(np.float32) for name, shape in shapes.items()}
 
 
-def compiled(text, constants, folder, inputs):
+def compiled(text, constants, folder, inputs, opset=17):
     """The workloads of a model, after its outputs were compared with ONNX Runtime's on plain operators."""
-    proto = graphs.model(text, constants)
+    proto = graphs.model(text, constants, opset=opset)
     path = folder / "model.onnx"
     onnx.save(proto, path)
     model = import_model(path, {})
@@ -79,6 +79,35 @@ def test_attention_is_one_kernel(scores, masked, tmp_path):
     assert attention.attribute("scale") == pytest.approx(DEPTH**-0.5)
     assert not of(found, "softmax")
     assert ("add", "add") in {tuple(step.op for step in one.epilogue) for one in of(found, "matmul")}  # the residual
+
+
+def test_a_query_without_keys_is_not_a_number_where_softmax_says_so(tmp_path):
+    """As a graph of a mask and a softmax gives with ONNX Runtime, in one kernel too."""
+    generator = np.random.default_rng(1)
+    inputs = {
+        "x": generator.standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32),
+        "m": np.zeros((BATCH, 1, 1, LENGTH), np.float32),
+    }
+    inputs["m"][1] = -np.inf
+    scores = "s0 = MatMul(q, k)  s1 = Div(s0, root)  s = Add(s1, m)"
+    found = compiled(ATTENTION.replace("SCORES", scores), ATTENTION_WEIGHTS, tmp_path, inputs)
+    assert of(found, "attention")
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_the_operator_is_one_kernel_with_zeros_for_queries_without_keys(rank, kind, tmp_path):
+    shape = f"{BATCH},{LENGTH},{WIDTH}" if rank == 3 else f"{BATCH},{HEADS},{LENGTH},{DEPTH}"
+    heads = f"<q_num_heads = {HEADS}, kv_num_heads = {HEADS}>" if rank == 3 else ""
+    text = f"""g (float[{shape}] q, float[{shape}] k, float[{shape}] v, {kind}[{BATCH},1,{LENGTH},{LENGTH}] m)
+        => (float[{shape}] y) {{ y = Attention {heads} (q, k, v, m) }}"""
+    generator = np.random.default_rng(2)
+    sizes = tuple(map(int, shape.split(",")))
+    inputs = {name: generator.standard_normal(sizes).astype(np.float32) for name in "qkv"}
+    allowed = generator.random((BATCH, 1, LENGTH, LENGTH)) < 0.7
+    allowed[0, 0, 2] = False
+    inputs["m"] = allowed if kind == "bool" else np.where(allowed, 0, -np.inf).astype(np.float32)
+    assert len(of(compiled(text, {}, tmp_path, inputs, opset=24), "attention")) == 1
 
 
 @pytest.mark.parametrize(

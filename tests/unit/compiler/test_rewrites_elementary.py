@@ -133,3 +133,13 @@ def test_reduction_of_truth_values(operator, tmp_path):
         opset=20,
     )
     check(proto, {"x": np.array([[True, False], [True, True], [False, False]])}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["float", "float16", "double"])
+def test_modulo_of_floating_point_numbers(kind, tmp_path):
+    """Also of infinities and zeros of both signs."""
+    numbers = np.array([5.5, -5.5, 0.0, -0.0, np.inf, -np.inf, np.nan, 3.0, -3.0], np.float64)
+    left, right = (grid.reshape(-1) for grid in np.meshgrid(numbers, numbers))
+    dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
+    proto = model(f"g ({kind}[n] x, {kind}[n] y) => ({kind}[m] z) {{ z = Mod (x, y) }}", opset=28)
+    check(proto, {"x": left.astype(dtype), "y": right.astype(dtype)}, tmp_path)

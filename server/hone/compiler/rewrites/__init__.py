@@ -12,8 +12,10 @@ from onnx import NodeProto
 
 from hone.compiler.onnx_graph import ONNX_DOMAINS, Graph, subgraphs
 from hone.compiler.rewrites import (
+    attention,
     control_flow,
     elementary,
+    empty,
     patches,
     quantized,
     recurrent,
@@ -27,6 +29,7 @@ Rewrite = Callable[[Graph, NodeProto], list[NodeProto] | None]
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
+        "Attention": attention.attention,
         "Col2Im": patches.col2im,
         "ConvInteger": quantized.conv_integer,
         "ConvTranspose": elementary.conv_transpose,
@@ -45,18 +48,20 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "LpNormalization": elementary.lp_normalization,
         "MaxPool": patches.max_pool_with_indices,
         "MaxUnpool": patches.max_unpool,
+        "Mod": elementary.modulo,
         "OneHot": elementary.one_hot,
         "Pow": elementary.power,
         "QLinearConv": quantized.qlinear_conv,
         "QLinearMatMul": quantized.qlinear_matmul,
         "RNN": recurrent.unroll,
-        "ReduceMax": elementary.reduce_truth,
-        "ReduceMin": elementary.reduce_truth,
+        "ReduceMax": elementary.reduce_extreme,
+        "ReduceMin": elementary.reduce_extreme,
         "Resize": resize.resize,
         "ReverseSequence": elementary.reverse_sequence,
         "STFT": spectral.stft,
         "Scan": control_flow.unroll_scan,
         "SpaceToDepth": elementary.space_to_depth,
+        "Split": empty.split,
         "TensorScatter": sequences.tensor_scatter,
     }
 )

@@ -6,6 +6,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from hone.compiler.onnx_graph import Emitter, Graph, attribute
+from hone.compiler.rewrites.empty import extreme
 from hone.compiler.rewrites.guards import require_within
 
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.BFLOAT16)
@@ -155,10 +156,26 @@ def one_hot(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     return emit.made
 
 
-def reduce_truth(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
-    """ReduceMax and ReduceMin of truth values."""
-    if graph.dtype(node.input[0]) != TensorProto.BOOL:
+def modulo(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """Mod of floating-point numbers with the divisor's sign: the remainder of a division, by the importer, is not a
+    number for an infinite divisor."""
+    dtype = graph.dtype(node.input[0])
+    if attribute(node, "fmod", 0) or dtype not in _FLOATS:
         return None
+    emit = Emitter(graph, node)
+    zero = emit.constant(np.array(0, helper.tensor_dtype_to_np_dtype(dtype)))
+    divisor = node.input[1]
+    rest = emit("Mod", node.input[0], divisor, fmod=1)
+    differs = emit("Xor", emit("Less", rest, zero), emit("Less", divisor, zero))
+    is_some = emit("Not", emit("Equal", rest, zero))
+    emit.bind(node.output[0], emit("Where", emit("And", is_some, differs), emit("Add", rest, divisor), rest))
+    return emit.made
+
+
+def reduce_extreme(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """ReduceMax and ReduceMin of truth values, or of nothing."""
+    if graph.dtype(node.input[0]) != TensorProto.BOOL:
+        return extreme(graph, node)
     emit = Emitter(graph, node)
     numbers = emit.cast(node.input[0], TensorProto.INT32)
     attributes = {item.name: attribute(node, item.name) for item in node.attribute}
