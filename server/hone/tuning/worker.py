@@ -24,8 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hone.tuning.activity import ActivityView
 from hone.tuning.room import Forwarding
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, Message, decode, encode
+from hone.tuning.yielding import give_way
 
 Emit = Callable[..., None]
 """`emit(event, **fields)` sends one event."""
@@ -49,6 +51,8 @@ def main(job: Job | None = None, arguments: list[str] | None = None) -> NoReturn
     try:
         spec = _read_spec()
         settle_down(spec)
+        if spec.get("activity") is not None:
+            give_way(ActivityView(int(spec["activity"])).read)
         logging.getLogger("hone").addHandler(Forwarding(emit))
         (job or _tune)(spec, emit)
         emit("done")
