@@ -20,7 +20,7 @@ from tvm import relax, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.logging import get_logging_func
 
-from hone.compiler.build import BuildFailed, build_functions, first_line
+from hone.compiler.build import BuildFailed, build_functions, first_line, graph_problem
 from hone.compiler.choices import Choices
 from hone.compiler.phases.concats import keeps_runs
 from hone.compiler.phases.schedule import apply_trace, calls_of_main, function_digest, trace_text
@@ -65,11 +65,19 @@ class SearchResult:
 
 
 def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFunction]:
-    """What templates leave of a model, the heaviest first; preparation of weights is not in it."""
+    """What templates leave of a model, the heaviest first; preparation of weights is not in it. Raises GraphRefused for
+    a function that cannot be scheduled at all."""
+
+    def microseconds(func: Any) -> float:
+        try:
+            return plain_schedule(func, target).microseconds
+        except Exception as problem:  # TVM raises whatever its primitives raise
+            raise graph_problem("phase 5 schedule", problem) from problem
+
     compilation = Compilation(target, Choices(), parameters=tuple(model.params))
     mod = run_phases(model.mod, (*GRAPH_PHASES, *lowering_phases()), compilation, None)
     # A concatenation of runs is written in place, or a plain copy.
-    return called_functions(mod, keeps_runs, lambda func: plain_schedule(func, target).microseconds)
+    return called_functions(mod, keeps_runs, microseconds)
 
 
 def called_functions(

@@ -38,6 +38,7 @@ from hone.tuning.keeping import Compared, compare, find_layers_to_keep
 from hone.tuning.kernel_map import kernel_map
 from hone.tuning.lowering import Lowering, find_lowering
 from hone.tuning.parallel import parallel_pool
+from hone.tuning.preload import programs_give_way
 from hone.tuning.schedules import ScheduleSearch
 from hone.tuning.search import Search, SearchCounts
 from hone.tuning.specialize import Compile, Compiled, Ledger, NotCompiled, Outcome, Told
@@ -62,6 +63,8 @@ _NOTHING_QUANTIZED = (
 
 def open_compiler(spec: Message) -> tuple[Compile, Ledger]:
     """The compile step and the memory for a job. Raises what only a wrong installation or cache folder can raise."""
+    if spec.get("activity") is not None:
+        programs_give_way()
     spare = spec.get("spare")
     cache = KernelsCache(Path(spec["kernels_cache"]), spare=Path(spare) if spare else None)
     device = DeviceKey(spec["device_fields"])

@@ -6,8 +6,8 @@ wakes on a processor where such a debt is open is not eligible, and waits until 
 yield the debt is forfeited (since 6.18), or paid within half a millisecond.
 
 Each running thread gets a timer whose signal is handled by the C library's `sched_yield` itself, so that native code
-yields, too, without the interpreter. Threads that sleep are left alone. Compilers that are started have no such timers.
-See docs/decisions/0011-yielding.md.
+yields, too, without the interpreter. Threads that sleep are left alone. Compilers bring their
+own (`preload`). See docs/decisions/0011-yielding.md.
 """
 
 from __future__ import annotations
