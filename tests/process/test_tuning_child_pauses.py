@@ -110,3 +110,23 @@ def test_it_goes_on_in_slices_while_serving_never_rests(tmp_path):
         ran.child.cancel("enough")
         thread.join()
         board.close()
+
+
+def slept(*, busy: bool, num: int) -> list[bool]:
+    board = ActivityBoard()
+    if busy:
+        board.started()
+    ran = Ran("compute and sleep", num=num, activity=board.descriptor, descriptors=(board.descriptor,))
+    result = ran.run()
+    board.close()
+    assert result.outcome == "done", result
+    return [event["whole"] for event in ran.named("slept")]
+
+
+def test_its_threads_yield_while_requests_are_in_flight():
+    told = slept(busy=True, num=8)
+    assert told.count(False) >= 4, "signals that make it yield end its sleep, too"
+
+
+def test_its_threads_are_left_alone_while_serving_rests():
+    assert slept(busy=False, num=2) == [True, True]

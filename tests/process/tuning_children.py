@@ -22,6 +22,7 @@ class Ran:
         pacer = fields.pop("pacer", None)
         starvation = fields.pop("starvation", None)
         on_tick = fields.pop("on_tick", lambda: None)
+        descriptors = fields.pop("descriptors", ())
         self.child = Child(
             {"job": job, "build_threads": 1, "run_threads": 2, **fields},
             limits,
@@ -29,6 +30,7 @@ class Ran:
             on_tick=on_tick,
             pacer=pacer,
             starvation=starvation,
+            descriptors=descriptors,
             command=COMMAND,
         )
 

@@ -69,6 +69,14 @@ def run(spec, emit):
             for number in range(10**9):
                 path.write_text(str(number), encoding="ascii")
                 time.sleep(0.001)
+        case "compute and sleep":
+            for _ in range(int(spec["num"])):
+                end = time.monotonic() + 0.2
+                while time.monotonic() < end:
+                    pass
+                began = time.monotonic()
+                ctypes.CDLL(None).usleep(900_000)  # a signal with a handler ends it early
+                emit("slept", whole=time.monotonic() - began > 0.8)
         case other:
             raise AssertionError(other)
 
