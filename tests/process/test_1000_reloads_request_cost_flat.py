@@ -63,15 +63,19 @@ def drive():
         time.sleep(0.01)
     port = int(re.search(r"HTTP +http://127.0.0.1:([0-9]+)", shown.getvalue())[1])
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    for times in (50, 50, 300):
+    for times in (50, 50, 600):
         for number in range(times):
             models.write_model(repository, "m", models.scale(float(number)))
             connection.request("POST", "/v2/repository/models/m/load")
             response = connection.getresponse()
             response.read()
             assert response.status == 200
-        gc.collect()
-        print(len(gc.get_objects()), file=sys.stderr)
+        counts = []
+        for _ in range(20):  # what is under way in other threads comes and goes
+            time.sleep(0.05)
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+        print(min(counts), file=sys.stderr)
     connection.close()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -91,4 +95,4 @@ def test_no_object_is_left_behind(repository: Path) -> None:
     counted = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
     assert counted.returncode == 0, counted.stderr
     _, before, after = (int(line) for line in counted.stderr.split())
-    assert after - before < 150, "fewer than one object for two reloads"
+    assert after - before < 300, "fewer than one object for two reloads"
