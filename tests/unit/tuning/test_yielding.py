@@ -47,8 +47,6 @@ class Interrupted:
         self.ended = False
         self.thread = threading.Thread(target=self._count, daemon=True)
         self.thread.start()
-        while self.thread.native_id is None:
-            time.sleep(0.001)
 
     def _count(self) -> None:
         libc = ctypes.CDLL(None)
