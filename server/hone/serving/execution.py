@@ -105,6 +105,7 @@ class BatchExecution:
         "on_loop",
         "output_ns",
         "pendings",
+        "shape",
     )
 
     def __init__(
@@ -117,6 +118,8 @@ class BatchExecution:
         self._slot = slot
         self._observation = observation
         self.pendings = pendings
+        self.shape = (pendings[0].key, sum([pending.batch_size for pending in pendings]))
+        """Key and rows of the requests that it was made of."""
         self._on_delivered = on_delivered
         self._executed: Sequence[Pending] = ()
         self._outcomes: Sequence[dict[str, Array] | HoneError] = ()
@@ -127,14 +130,6 @@ class BatchExecution:
         """Kind of the engine that ran it; of several runs, the last."""
         self.on_loop = False
         """Whether the event loop's thread ran it."""
-
-    @property
-    def shape(self) -> tuple[RouteKey, int]:
-        """Key and rows of the requests that it was made of."""
-        first = self.pendings[0]
-        if len(self.pendings) == 1:
-            return first.key, first.batch_size
-        return first.key, sum(pending.batch_size for pending in self.pendings)
 
     def run(self, thread: ThreadState) -> None:
         started = time.monotonic_ns()
