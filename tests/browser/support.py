@@ -16,6 +16,13 @@ def open_page(page: Page, server: RunningServer, place: str = "") -> None:
     expect(page.locator("#connection")).to_have_text("live")
 
 
+def turn_to_phone(page: Page) -> None:
+    """The viewport of a phone; back when the page has been laid out in it and its observers of sizes have run."""
+    page.set_viewport_size(PHONE)
+    page.wait_for_function("width => innerWidth === width", arg=PHONE["width"])
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def shoot(page: Page, name: str) -> None:
     """Screenshots of what is shown now, light and dark."""
     ARTIFACTS.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests import models
-from tests.browser.support import PHONE, findings, open_page, shoot
+from tests.browser.support import PHONE, findings, open_page, shoot, turn_to_phone
 from tests.running import RunningServer, run_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_axe_finds_nothing(page: Page, server: RunningServer, place: str, scheme
     if place == "#/models/digits":
         expect(page.get_by_label("File for image")).to_be_visible()
     assert findings(page) == []
-    page.set_viewport_size(PHONE)
+    turn_to_phone(page)
     assert findings(page) == []
 
 
@@ -87,7 +87,7 @@ def test_a_chart_is_read_with_arrow_keys(page: Page, server: RunningServer) -> N
 
 
 def test_a_phone_shows_all(page: Page, server: RunningServer) -> None:
-    page.set_viewport_size(PHONE)
+    turn_to_phone(page)
     for place in ("#/", "#/models/digits", "#/cache", "#/device"):
         open_page(page, server, place)
         width = page.evaluate("document.documentElement.scrollWidth")

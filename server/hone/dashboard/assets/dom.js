@@ -65,20 +65,25 @@ export function badge(text, kind = text) {
 
 /** A table that may scroll sideways by itself, with the keyboard too. */
 export function table(caption, heads, rows, kind = "") {
-  const place = el("div", { class: "scroller" },
-    el("table", { class: kind },
-      el("caption", { class: "hidden" }, caption),
-      el("thead", {}, el("tr", {}, heads.map((head) =>
-        el("th", { scope: "col", class: head.number ? "number" : null }, head.name ?? head)))),
-      el("tbody", {}, rows)));
-  // Only what does not fit is a stop for the keyboard.
+  return scroller(caption, el("table", { class: kind },
+    el("caption", { class: "hidden" }, caption),
+    el("thead", {}, el("tr", {}, heads.map((head) =>
+      el("th", { scope: "col", class: head.number ? "number" : null }, head.name ?? head)))),
+    el("tbody", {}, rows)));
+}
+
+/** A place in which `content` scrolls sideways; only while it does not fit is it a stop for the keyboard. */
+export function scroller(caption, content) {
+  const place = el("div", { class: "scroller" }, content);
   const overflowing = () => {
     const isWide = place.scrollWidth > place.clientWidth;
     setAttribute(place, "tabindex", isWide ? "0" : null);
     setAttribute(place, "role", isWide ? "region" : null);
     setAttribute(place, "aria-label", isWide ? caption : null);
   };
-  new ResizeObserver(overflowing).observe(place);
+  const observer = new ResizeObserver(overflowing);
+  observer.observe(place);
+  observer.observe(content);
   return place;
 }
 

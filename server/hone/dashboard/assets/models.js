@@ -1,6 +1,6 @@
 // All models at a glance: one row each, which stays the same element while it changes.
 
-import { badge, bar, el, memo, setAttribute, setChildren, setText } from "./dom.js";
+import { badge, bar, el, memo, scroller, setAttribute, setChildren, setText } from "./dom.js";
 import { count, duration, plural, rate, times } from "./format.js";
 import { engineOf, latencyNow, lineOf, newest, speedups } from "./store.js";
 
@@ -18,7 +18,7 @@ export class ModelsView {
     this.summary = el("div", { class: "tiles" });
     this.body = el("tbody");
     this.nothing = el("p", { class: "empty" });
-    this.table = el("div", { class: "scroller" }, el("table", { class: "models" },
+    this.table = scroller("Models of the repository", el("table", { class: "models" },
       el("caption", { class: "hidden" }, "Models of the repository"),
       el("thead", {}, el("tr", {}, HEADS.map((head) => el("th", { scope: "col", class: NUMBERS.has(head) ? "number" : null }, head)))),
       this.body));
