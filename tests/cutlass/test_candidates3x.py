@@ -14,7 +14,7 @@ from hone.compiler.templates.cutlass.gemm2x import Gemm2x
 from hone.compiler.templates.cutlass.gemm3x import Gemm3x
 from hone.compiler.templates.cutlass.tiles import TENSOR, maths_for
 from hone.compiler.templates.cutlass.tiles3x import COOPERATIVE, ONE_SM, PINGPONG, SINGLE, Tile3x
-from hone.compiler.workload import Operand, Step
+from hone.compiler.workload import TensorType
 from tests.cutlass.workloads import chain, conv2d, matmul, operand
 
 GEMM, CONV = Gemm3x(), Conv3x()
@@ -27,6 +27,11 @@ MATMULS = {
     "tail": ((1152, 4096), (4096, 2048)),
     "batched": ((8, 12, 128, 64), (8, 12, 64, 128)),
 }
+
+
+def sums_of(a, b, output):
+    """A product whose rows are summed."""
+    return matmul(a, b, epilogue=chain("relu", "column_sum"), output=output, out_dtype="float32")
 
 
 def product(dtype, name):
@@ -121,11 +126,34 @@ def test_whole_tensors_in_the_epilogue_take_room_from_the_stages():
         (matmul((64, 64), (64, 60)), H100),  # the weight could be turned, the output not
         (matmul((64, 64), (64, 64), "float32"), H100),  # strict
         (matmul((64, 64), (64, 64), "float32", math="tf32", weights=()), H100),  # b is not K by K
-        (matmul((64, 64), (64, 64), epilogue=(Step("column_sum", (Operand("value"),)),), output=(64,)), H100),
+        (sums_of((3, 2, 16, 64), (3, 2, 64, 64), (3, 64)), H100),  # of neither all rows nor each batch
+        (sums_of((64, 64), (64, 64), (64,)), B200),
     ],
 )
 def test_what_the_kernels_cannot_do_is_not_taken(workload, target):
     assert not GEMM.matches(workload, target)
+
+
+@pytest.mark.parametrize(
+    "a, b, output",
+    [
+        ((512, 4096), (4096, 64), (64,)),
+        ((4, 128, 4096), (4096, 64), (4, 64)),
+        ((4, 128, 4096), (4096, 60), (1, 1, 60)),  # no tile is written, so N may be any that B can have
+        ((3, 2, 128, 64), (3, 2, 64, 64), (3, 2, 64)),
+        ((3, 2, 128, 64), (3, 2, 64, 64), (1, 1, 1, 64)),
+    ],
+)
+def test_rows_are_summed_by_tiles_that_no_blocks_share(a, b, output):
+    candidates = check(GEMM, sums_of(a, b, output), H100, gemm3x.MAX_CANDIDATES)
+    assert not any(candidate["stream_k"] for candidate in candidates)
+
+
+@pytest.mark.parametrize("images, output, is_taken", [(1, (1, 64), True), (8, (1, 64), True), (8, (8, 64), False)])
+def test_pixels_are_summed_where_one_sum_is_of_all_images(images, output, is_taken):
+    workload = conv2d((images, 28, 28, 64), (64, 3, 3, 64), epilogue=chain("column_sum"), out_dtype="float32")
+    workload = replace(workload, output=TensorType(output, "float32"))
+    assert CONV.matches(workload, H100) == is_taken
 
 
 def test_float32_and_integer_weights_are_turned_at_load():

@@ -49,7 +49,12 @@ class Conv3x(CutlassTemplate):
             return False
         if not fits_tma(conv.channels, a) or not _is_gathered(conv):
             return False
-        return takes_program(EpilogueProgram.of(workload), conv.outputs) and bool(self._tiles(workload, target))
+        program = EpilogueProgram.of(workload)
+        if program is None or not takes_program(program, conv.outputs):
+            return False
+        if program.column_sum and workload.output.num_elements != conv.outputs:
+            return False  # its tiles go across images
+        return bool(self._tiles(workload, target))
 
     def candidates(self, workload: Workload, target: CudaTarget) -> Sequence[Candidate]:
         conv, _, math_ = self._checked(workload, target)

@@ -69,16 +69,19 @@ class Gemm3x(CutlassTemplate):
         program = EpilogueProgram.of(workload)
         if program is None or not takes_program(program, problem.n):
             return False
+        if program.column_sum and (target.arch != "90a" or not _sums_batches(workload, problem)):
+            return False
         if target.arch == "100a" and sum(operand.kind == "tensor" for operand in program.operands) > 1:
             return False  # a second one would be loaded by a node that is Hopper's
         return bool(self._tiles(workload, target))
 
     def candidates(self, workload: Workload, target: CudaTarget) -> Sequence[Candidate]:
-        problem, _, math_ = self._checked(workload, target)
+        problem, program, math_ = self._checked(workload, target)
         sizes = Problem(problem.m, problem.n, problem.k, problem.batch, DTYPE_BYTES[workload.output.dtype])
         best = best_tiles3x(self._tiles(workload, target), math_, sizes, target, MAX_CANDIDATES)
         found = [(cost, Candidate.of(self.name, **tile3x_parameters(tile), stream_k=0)) for cost, tile in best]
-        shared = [tile for _, tile in best if tile.schedule == COOPERATIVE]
+        # Sums over rows are added once a tile, which blocks that share tiles do not agree on.
+        shared = [tile for _, tile in best if tile.schedule == COOPERATIVE and not program.column_sum]
         for tile in shared[:_NUM_BALANCED]:
             num_blocks = -(-sizes.m // tile.m) * -(-sizes.n // tile.n) * sizes.batch
             full = num_blocks / target.num_sms
@@ -174,6 +177,11 @@ def _math_of(workload: Workload, target: CudaTarget) -> Math | None:
         return None
     maths = maths_for(dtype, str(dict(workload.attributes).get("math", "f32")), target)
     return next((math_ for math_ in maths if math_.code == TENSOR), None)
+
+
+def _sums_batches(workload: Workload, problem: Matmul) -> bool:
+    """Whether sums over rows are of all of them or of each batch; rows with one B for all can be cut anywhere."""
+    return problem.shared_b or workload.output.num_elements in (problem.n, problem.batch * problem.n)
 
 
 def _is_packed(workload: Workload) -> bool:

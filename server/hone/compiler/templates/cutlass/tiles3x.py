@@ -103,7 +103,7 @@ def fits_tma(num_items: int, dtype: str) -> bool:
 
 def takes_program(program: EpilogueProgram | None, num_columns: int) -> bool:
     """Whether the epilogue is one that visitor trees express, for rows of so many columns."""
-    if program is None or program.column_sum or not fits_tma(num_columns, program.output):
+    if program is None or not (program.column_sum or fits_tma(num_columns, program.output)):
         return False
     for operand in program.operands:
         if operand.kind == "image":
