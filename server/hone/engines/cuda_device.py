@@ -65,6 +65,7 @@ class CudaDevice:
         try:
             return self.tvm.allocate(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), self.place, None)
         except Exception as problem:  # tvm-ffi turns errors of its runtime into many classes
+            self.cuda.clear_error()
             told = str(problem).strip().splitlines() or [type(problem).__name__]
             raise EngineError(f"cuda: a tensor {list(shape)} of {dtype} could not be made: {told[-1]}") from problem
 

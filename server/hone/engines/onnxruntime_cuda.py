@@ -212,6 +212,7 @@ class OnnxRuntimeCudaInstance:
                 binding.bind_output(name, "cuda", engine.ordinal)
             with engine.computing:
                 self._cuda.wait_for(self._inputs_are_there.handle, self._computes.handle)
+                self._cuda.clear_error()  # what failed here before is not its own
                 engine.session.run_with_iobinding(binding)
             found: list[Any] = binding.get_outputs()
         except EngineError:

@@ -150,6 +150,7 @@ class TvmCudaInstance:
                 device.upload(array, tensor, staging, stream)
         with device.computing, device.launching_on(stream):
             device.cuda.check_not_lost()
+            device.cuda.clear_error()  # what failed here before is not the next kernel's
             try:
                 result = self._main(*self._tensors, self._packed)
             except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes

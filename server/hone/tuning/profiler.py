@@ -194,6 +194,7 @@ class Profiler:
             subject._by = "graph"
         except Exception as problem:  # what compiled code raises, or CUDA's refusal to capture
             self._check(subject, problem)
+            self._forget(subject)  # a graph of some of the launches would be timed for all of them
             _log.info("kernel %s is timed by single launches: %s", subject.digest[:12], problem)
             subject._by = "launches"
         return None
@@ -255,6 +256,7 @@ class Profiler:
         """Launch and wait until it is done: within the candidate's time, else the device is taken for hung."""
         try:
             with self.device.launching_on(self.stream):
+                self.device.cuda.clear_error()
                 launch()
             self._wait(subject)
         except DeviceLost:
