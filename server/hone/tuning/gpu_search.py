@@ -83,6 +83,8 @@ class GpuSearch:
     counts: SearchCounts = field(default_factory=SearchCounts)
     clock: Callable[[], float] = time.monotonic
     _best: dict[str, Ranked] = field(default_factory=dict)
+    _cannot_build: BuildFailed | None = None
+    """What this machine lacks to build any kernel: those that are there are measured all the same."""
 
     def decide(self, wanted: Wanted, seconds: float, tell: Callable[[float, str], None]) -> dict[str, Candidate]:
         """The best candidate by the workload's digest. Workloads that the time is not enough for are left out. A pair
@@ -219,9 +221,15 @@ class GpuSearch:
                     future.cancel()
 
     def _build(self, workload: Workload, template: CudaTemplate, candidate: Candidate) -> Kernel | BuildFailed:
+        lacking = self._cannot_build
+        if lacking is not None and not self.kernels.has(self.kernels.digest_of(template, workload, candidate)):
+            return lacking
         try:
             return self.kernels.get(template, workload, candidate)
         except BuildFailed as problem:
+            if isinstance(problem.__cause__, OSError) and self._cannot_build is None:
+                self._cannot_build = problem
+                _log.warning("no more kernels are built in this job: %s", problem)
             return problem
 
     def _modelled_ns(self, workload: Workload) -> float:
