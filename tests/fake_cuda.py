@@ -269,7 +269,8 @@ class _ErrorString:
 
 
 class FakeNvml:
-    """As much of `pynvml` as device keys need; `readings` replace or take away (None) what a card tells."""
+    """As much of `pynvml` as device keys need; `readings` replace or take away (None) what a card tells. `Slices` are
+    the readings of MIG devices by their number, or None where a card does not tell of them."""
 
     NVML_CLOCK_MEM = 2
 
@@ -293,6 +294,24 @@ class FakeNvml:
         assert bus.startswith("0000:"), bus
         return bus
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, card):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card, index):
+        if index not in (self.readings.get("Slices") or {}):
+            raise self.NVMLError("Not Found")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        slices = self.readings.get("Slices") or {}
+        found = [index for index, told in slices.items() if told["UUID"] == uuid]
+        if not found:
+            raise self.NVMLError("Not Found")
+        return found[0]
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 12040
+
     def nvmlSystemGetDriverVersion(self):
         return self.driver
 
@@ -303,6 +322,8 @@ class FakeNvml:
 
         def read(device, *arguments):
             value = self.readings[reading]
+            if isinstance(device, int):  # a slice tells of itself only
+                value = self.readings["Slices"][device].get(reading)
             if value is None:
                 raise self.NVMLError("Not Supported")
             return value

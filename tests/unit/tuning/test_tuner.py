@@ -200,6 +200,25 @@ def test_without_a_compiler_the_cache_is_used_and_the_rest_says_why(tmp_path):
     assert rig.buckets()[TWO]["reason"] == "no C++ compiler was found"
 
 
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({"unsupported_on": {"gpu": "no code for compute capability 7.0"}}, "unsupported"),
+        ({"cannot_build_on": {"gpu": "no code for compute capability 7.0"}}, "failed"),
+    ],
+)
+def test_what_one_kind_of_device_lacks_hinders_no_other(tmp_path, options, outcome):
+    rig = Rig(tmp_path, kinds=(("cpu:0", "cpu"), ("gpu:0", "gpu")), plain=True, **options)
+    rig.model({"*": PASS}, max_batch_size=1)
+    rig.run()
+    assert set(rig.serving.running("cpu")) == {ONE}
+    assert not rig.serving.running("gpu")
+    assert {tasks[0][0].split("/")[2] for tasks in rig.children()} == {"cpu"}
+    told = {bucket["device"]: (bucket["outcome"], bucket["reason"]) for bucket in rig.status()["buckets"]}
+    assert told["gpu"] == (outcome, "no code for compute capability 7.0")
+    assert rig.tuner.stop()
+
+
 def test_quarantined_artifacts_are_neither_loaded_nor_made(rig):
     ref = rig.model({"*": "crash"}, max_batch_size=1)
     rig.cache.out[rig.key(ref, ONE)] = "wrong on a live request"
