@@ -57,10 +57,10 @@ def unsupported(key: DeviceKey) -> str:
     """Why nothing is compiled for such a GPU; empty where something is."""
     if key.architecture in ARCHITECTURES:
         return ""
-    major, minor = key.fields["compute_capability"]  # type: ignore[misc]
+    capability: Any = key.fields["compute_capability"]
     known = ", ".join(name.removeprefix("sm_") for name in ARCHITECTURES)
     return (
-        f"hone makes no code for {key.fields['name']} (compute capability {major}.{minor}), only for sm_ {known}:"
+        f"hone makes no code for {key.fields['name']} (compute capability {'.'.join(map(str, capability))}), only for sm_{known}:"
         " models on it are answered by their baseline"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hone.specialization import CPU
 from hone.tuning.budget import Budget
@@ -46,7 +46,7 @@ class TunerOptions:
     """Of the processor's last cache: measured inputs rotate through more."""
     command: Sequence[str] = WORKER_COMMAND
 
-    def hindrance(self, device: str) -> tuple[str, str]:
+    def hindrance(self, device: str) -> tuple[Literal["", "unsupported", "failed"], str]:
         """The outcome of all that would have to be compiled for a kind of device, and why; empty where it can be."""
         if reason := self.unsupported_on.get(device, ""):
             return "unsupported", reason

@@ -116,7 +116,7 @@ def test_what_kernels_are_made_for_is_what_the_compiler_knows():
 def test_a_card_that_no_code_is_made_for_is_told():
     assert unsupported(key_of()) == ""
     told = unsupported(key_of(FakeNvml(Name="Tesla V100"), card={**H100, "capability": (7, 0)}))
-    assert "Tesla V100 (compute capability 7.0), only for sm_ 75, 80, 86, 89, 90a, 100a" in told
+    assert "Tesla V100 (compute capability 7.0), only for sm_75, 80, 86, 89, 90a, 100a" in told
     assert "answered by their baseline" in told
 
 
