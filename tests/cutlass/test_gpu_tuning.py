@@ -214,13 +214,15 @@ def test_candidates_that_refuse_are_skipped(model, cache):
     assert not winners(job) & set(refusing)
 
 
-def test_without_memory_nothing_is_measured_and_the_first_guess_is_taken(model, cache):
+def test_without_memory_beside_what_serving_keeps_nothing_is_brought_to_the_gpu(model, cache):
     job = Job(model, cache, {"model_ns": FAST})
-    job.parts.device.cudart.free_bytes = 1 << 20
+    job.parts.device.cudart.free_bytes = 1 << 30
     outcome = job.run()
-    assert outcome["outcome"] == "passed", outcome
-    assert outcome["report"]["candidates_measured"] == 0
+    assert outcome["outcome"] == "failed", outcome
+    assert "0 MiB of the GPU's memory are free beside the 1024 kept for serving" in outcome["reason"]
     assert not tried(job)
+    job.parts.device.cudart.free_bytes = 2 << 30
+    assert job.run()["outcome"] == "passed", "another day it is"
 
 
 def test_a_precision_that_the_gpu_lacks_is_told(model, cache):

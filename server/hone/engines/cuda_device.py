@@ -5,6 +5,7 @@ TVM's runtime owns device memory and the code that runs; copies, streams and pin
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from hone.types import Array
 #: DLPack's numbers of device types.
 CPU_TYPE, CUDA_TYPE = 1, 2
 _NAMES = {CPU_TYPE: "cpu", CUDA_TYPE: "cuda"}
+#: Of what cudaMalloc gives.
+_ALIGNMENT = 256
 
 
 class CudaDevice:
@@ -68,6 +71,27 @@ class CudaDevice:
             self.cuda.clear_error()
             told = str(problem).strip().splitlines() or [type(problem).__name__]
             raise EngineError(f"cuda: a tensor {list(shape)} of {dtype} could not be made: {told[-1]}") from problem
+
+    def empty_copies(self, count: int, shape: Sequence[int], dtype: str) -> list[Any]:
+        """So many uninitialised tensors of one kind in one piece of memory, each aligned as memory of its own is.
+
+        For kernels: generated code wants tensors that begin where their memory does. Raises EngineError.
+        """
+        kind = tvm_ffi.dtype(dtype)
+        num_bytes = math.prod(shape) * ((kind.bits + 7) // 8)
+        stride = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        whole = self.empty((count * stride,), "uint8")
+        return [self.tvm.view(whole, tvm_ffi.Shape(tuple(shape)), kind, at * stride) for at in range(count)]
+
+    def copies_of(self, array: Array, count: int, stream: int) -> list[Any]:
+        """So many tensors with the array's contents, which are there; see `empty_copies`."""
+        tensors = self.empty_copies(count, array.shape, array.dtype.name)
+        staging = self.pinned.take(array.nbytes)
+        self.upload(array, tensors[0], staging, stream)
+        for tensor in tensors[1:]:
+            self.cuda.copy_on_device(tensor.data_ptr(), tensors[0].data_ptr(), array.nbytes, stream)
+        self.cuda.synchronize(stream)
+        return tensors
 
     def tensor_of(self, array: Array, stream: int) -> Any:
         """A tensor with the array's contents, which are there: for weights and measurements, not for requests."""

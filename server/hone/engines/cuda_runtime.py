@@ -20,15 +20,15 @@ from typing import Any
 from hone.errors import DeviceLost, EngineError
 
 LIBRARY = "libcudart.so.13"
-_TO_DEVICE, _TO_HOST = 1, 2
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _THREAD_LOCAL_CAPTURE = 1
 _NOT_READY, _OUT_OF_MEMORY = 600, 2
 #: After these nothing works any more in this process's context: those of which the CUDA Runtime API says that the
-#: process must be terminated and relaunched; a context that is gone (709); and what the hardware itself
-#: reports, uncorrectable errors of its memory (214) and of NVLink (220), and what has no name (999), which is how a card
-#: that fell off the bus is told.
+#: process must be terminated and relaunched; a context that is gone (709); what the hardware itself reports,
+#: uncorrectable errors of its memory (214) and of NVLink (220); and what has no name (999), which is how a card that
+#: fell off the bus is told.
 _POISONING = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 # Numbers of cudaDeviceAttr.
 _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR, _SHARED_OPT_IN = 16, 38, 75, 76, 97
@@ -162,6 +162,9 @@ class CudaRuntime:
 
     def copy_to_host(self, to: int, source: int, num_bytes: int, stream: int) -> None:
         self._copy(to, source, num_bytes, _TO_HOST, stream)
+
+    def copy_on_device(self, to: int, source: int, num_bytes: int, stream: int) -> None:
+        self._copy(to, source, num_bytes, _ON_DEVICE, stream)
 
     # --- streams and events
 

@@ -232,9 +232,13 @@ def _is_large(path: Path) -> bool:
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file()) > _LARGE_BYTES
 
 
-def cuda_provider(gpu: int, stream: int | None = None) -> dict[str, str]:
-    """Options of the CUDA provider on the GPU of this ordinal; what it launches goes to `stream` where one is given."""
-    return {"device_id": str(gpu)} | ({"user_compute_stream": str(stream)} if stream is not None else {})
+def cuda_provider(gpu: int, stream: int | None = None, max_bytes: int | None = None) -> dict[str, str]:
+    """Options of the CUDA provider on the GPU of this ordinal; what it launches goes to `stream` where one is given,
+    and its arena takes `max_bytes` of the GPU's memory at most, and then no more than was asked of it."""
+    options = {"device_id": str(gpu)} | ({"user_compute_stream": str(stream)} if stream is not None else {})
+    if max_bytes is not None:
+        options |= {"gpu_mem_limit": str(max_bytes), "arena_extend_strategy": "kSameAsRequested"}
+    return options
 
 
 def make_session(

@@ -45,8 +45,10 @@ def load_baseline(
     transfers: CudaTransfers | None = None,
     *,
     falls_back: bool = True,
+    reserve_bytes: int | None = None,
 ) -> OnnxRuntimeEngine:
-    """The engine that these settings ask for; `falls_back`: to the CPU where the process loses its GPU.
+    """The engine that these settings ask for; `falls_back`: to the CPU where the process loses its GPU. Of the GPU's
+    free memory `reserve_bytes` are left to others.
 
     Raises EngineError; ValueError for a GPU without `transfers`.
     """
@@ -58,9 +60,17 @@ def load_baseline(
         return OnnxRuntimeEngine.load(path, replace(settings, gpu=None))
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     transfers.cuda.set_device(settings.gpu)
+    max_bytes = None
+    if reserve_bytes is not None:
+        free, _ = transfers.cuda.free_and_total_bytes()
+        max_bytes = free - reserve_bytes
+        if max_bytes <= 0:
+            raise EngineError(f"cuda: {free >> 20} MiB of GPU {settings.gpu} are free, and as much is kept for serving")
     stream = _Stream(transfers.cuda)
     try:
-        session = make_session(path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle))
+        session = make_session(
+            path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle, max_bytes)
+        )
     except EngineError:
         raise
     except Exception as problem:  # its exceptions have no common root below Exception

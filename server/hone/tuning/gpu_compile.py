@@ -77,7 +77,7 @@ class CudaCompile:
         self._precision = Precision(str(spec["precision"]))
         sources, scope = Sources.installed(), scope_of(parts.target)
         board = spec.get("activity")
-        profiler = Profiler(
+        self._profiler = profiler = Profiler(
             parts.device,
             KernelTrials(cache, device.digest),
             activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
@@ -244,6 +244,14 @@ class CudaCompile:
             if not isinstance(entry, Entry):
                 return NotCompiled("failed", f"kernel {call.digest[:12]} is not in the cache ({entry.reason.value})")
             files[call.digest] = entry.files[KERNEL_FILE]
+        # While they are packed, weights are there twice.
+        needed, room = 2 * sum(int(array.nbytes) for array in imported.params.values()), self._profiler.room_bytes
+        if needed > room:
+            return NotCompiled(
+                "failed",
+                f"its weights take {needed >> 20} MiB while they are packed, and {max(0, room) >> 20} MiB of the GPU's"
+                f" memory are free beside the {self._profiler.limits.reserve_bytes >> 20} kept for serving",
+            )
         constants_digest = self._artifacts.keep_constants(derived_constants(imported))
         if isinstance(constants_digest, NotCompiled):
             return constants_digest

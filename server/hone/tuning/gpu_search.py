@@ -89,15 +89,9 @@ class GpuSearch:
     def decide(self, wanted: Wanted, seconds: float, tell: Callable[[float, str], None]) -> dict[str, Candidate]:
         """The best candidate by the workload's digest. Workloads that the time is not enough for are left out. A pair
         is in only where one kernel is faster than two. Raises DeviceLost."""
-        began = self.clock()
         weighed = sorted(wanted.counts.items(), key=lambda item: -item[1] * self._modelled_ns(item[0]))
         contests = [workload for workload, _ in weighed] + [pair.fused for pair in wanted.pairs]
-        found: dict[str, Ranked] = {}
-        for at, workload in enumerate(contests):
-            left = seconds - (self.clock() - began)
-            ranked = self._ranked(workload, left, lambda text, at=at: tell(at / len(contests), text))  # type: ignore[misc]
-            if ranked is not None:
-                found[workload.digest] = ranked
+        found = self._ranked_all(contests, {**wanted.counts}, seconds, tell)
         for pair in wanted.pairs:
             fused = found.pop(pair.fused.digest, None)
             parts = [found.get(workload.digest) for workload in (pair.first, pair.second)]
@@ -133,6 +127,31 @@ class GpuSearch:
         """What was measured of a workload, as it is kept; None where nothing is. `limit_ns`: what arithmetic and
         traffic take at least by what the GPU's maker states; null where that is not known."""
         return read_decision(self.cache, self._key(workload), RANKING_FILE)
+
+    def _ranked_all(
+        self,
+        contests: Sequence[Workload],
+        counts: Mapping[Workload, int],
+        seconds: float,
+        tell: Callable[[float, str], None],
+    ) -> dict[str, Ranked]:
+        """By the workload's digest. Each has its part of the time by its modelled part of the model's, so that where
+        kernels are still to be built the heaviest do not leave the others nothing; what is over then goes to those
+        that were not finished."""
+        began = self.clock()
+        found: dict[str, Ranked] = {}
+        for turn in range(2):
+            weights = [counts.get(one, 1) * self._modelled_ns(one) for one in contests]
+            for at, workload in enumerate(contests):
+                left = seconds - (self.clock() - began)
+                if turn and (left <= 0 or workload.digest in self._best):
+                    continue
+                part = left if turn else left * weights[at] / max(sum(weights[at:]), 1e-9)
+                told = (turn + at / len(contests)) / 2
+                ranked = self._ranked(workload, part, lambda text, told=told: tell(told, text))  # type: ignore[misc]
+                if ranked is not None:
+                    found[workload.digest] = ranked
+        return found
 
     # --- one workload
 

@@ -48,6 +48,7 @@ def enumerator(text, name):
         ("cudaDevAttrMaxSharedMemoryPerBlockOptin", cuda_runtime._SHARED_OPT_IN),
         ("cudaMemcpyHostToDevice", cuda_runtime._TO_DEVICE),
         ("cudaMemcpyDeviceToHost", cuda_runtime._TO_HOST),
+        ("cudaMemcpyDeviceToDevice", cuda_runtime._ON_DEVICE),
         ("cudaStreamNonBlocking", cuda_runtime._NON_BLOCKING),
         ("cudaEventDisableTiming", cuda_runtime._DISABLE_TIMING),
         ("cudaStreamCaptureModeThreadLocal", cuda_runtime._THREAD_LOCAL_CAPTURE),

@@ -91,6 +91,18 @@ def test_the_session_is_on_its_card_and_on_a_stream_of_its_own(load, path, cudar
     assert [spec.name for spec in engine.inputs] == ["X", "KEEP"]
 
 
+def test_memory_is_left_for_others(load, path, cudart):
+    cudart.free_bytes = 5 << 30
+    load(path, reserve_bytes=1 << 30)
+    options = load.made[0][2]
+    assert options["gpu_mem_limit"] == str(4 << 30)
+    assert options["arena_extend_strategy"] == "kSameAsRequested"
+    streams = set(cudart.streams)
+    with pytest.raises(EngineError, match="5120 MiB of GPU 1 are free, and as much is kept for serving"):
+        load(path, reserve_bytes=5 << 30)
+    assert cudart.streams == streams
+
+
 def test_outputs_are_those_of_the_cpu_whatever_their_shapes(load, path):
     instance = load(path).instantiate()
     for numbers in ((1, 0, 3), (0, 0, 5), (1, 2, 3, 4, 5), ()):

@@ -101,6 +101,7 @@ def test_it_rests_only_while_requests_are_in_flight(rig):
 def test_operands_fill_more_than_twice_the_cache(rig):
     assert rig.profiler.num_sets(10 << 20) == 11
     assert rig.profiler.num_sets(1 << 30) == 2
+    assert rig.profiler.num_sets(64 << 10) == 1601
 
 
 def test_memory_for_serving_is_left(rig):
