@@ -1,4 +1,4 @@
-"""The search for kernels on a GPU that stands for one: how it shares its time out, and what it does without a compiler."""
+"""The search for kernels on a GPU that stands for one: how it shares out its time, what it does with no compiler."""
 
 from __future__ import annotations
 

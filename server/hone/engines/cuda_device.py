@@ -45,6 +45,7 @@ class CudaDevice:
         self.place = tvm_ffi.device(_NAMES[device_type], ordinal if device_type == CUDA_TYPE else 0)
         self._transfers = transfers or CudaTransfers(cuda)
         self.pinned = self._transfers.pinned
+        self.captures = self._transfers.captures
         #: TVM's memory pool is one for all streams of a device, and knows nothing of what still runs on them: memory
         #: that one machine lets go of while its kernels run must not go to another. So one computes at a time, while
         #: others copy.

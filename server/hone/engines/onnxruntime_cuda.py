@@ -68,9 +68,10 @@ def load_baseline(
             raise EngineError(f"cuda: {free >> 20} MiB of GPU {settings.gpu} are free, and as much is kept for serving")
     stream = _Stream(transfers.cuda)
     try:
-        session = make_session(
-            path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle, max_bytes)
-        )
+        with transfers.captures:
+            session = make_session(
+                path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle, max_bytes)
+            )
     except EngineError:
         raise
     except Exception as problem:  # its exceptions have no common root below Exception
@@ -119,7 +120,7 @@ class OnnxRuntimeCudaEngine(OnnxRuntimeEngine):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """With ONNX Runtime's own copies: for strings."""
-        with self.computing:
+        with self.transfers.captures, self.computing:
             return super().run(inputs, outputs)
 
     def fallback(self) -> OnnxRuntimeEngine:
@@ -138,6 +139,8 @@ class OnnxRuntimeCudaEngine(OnnxRuntimeEngine):
     def close(self) -> None:
         if self.transfers.cuda.lost:
             self.transfers.cuda.keep(self.session)
+        else:
+            self.transfers.cuda.set_device(self.ordinal)  # also has this thread free memory while another captures
         super().close()
         if self._fallback is not None:
             self._fallback.close()

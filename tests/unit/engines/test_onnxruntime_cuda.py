@@ -91,6 +91,17 @@ def test_the_session_is_on_its_card_and_on_a_stream_of_its_own(load, path, cudar
     assert [spec.name for spec in engine.inputs] == ["X", "KEEP"]
 
 
+def test_a_load_waits_for_captures_and_they_for_it(load, path, transfers, monkeypatch):
+    held = []
+    real = onnxruntime_cuda.cuda_provider
+    monkeypatch.setattr(
+        onnxruntime_cuda, "cuda_provider", lambda *told: held.append(transfers.captures.locked()) or real(*told)
+    )
+    load(path)
+    assert held == [True]
+    assert not transfers.captures.locked()
+
+
 def test_memory_is_left_for_others(load, path, cudart):
     cudart.free_bytes = 5 << 30
     load(path, reserve_bytes=1 << 30)

@@ -17,7 +17,7 @@ from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine, _let_go
 from hone.engines.tvm_runtime import TvmRuntime
-from hone.errors import DeviceLost, EngineError
+from hone.errors import DeviceLost, EngineBusy, EngineError
 from hone.specialization import DEVICE_ORDINAL
 from tests.fake_cuda import H100, LAUNCH_FAILURE, OUT_OF_MEMORY, FakeCudart
 from tests.unit.engines.tvm_artifacts import CONSTANTS, MANIFEST, MODEL, baseline, compile_to, small_network
@@ -200,6 +200,29 @@ def _flat(things):
         yield thing
         if hasattr(thing, "tensor"):
             yield thing.tensor
+
+
+def test_a_first_run_leaves_a_load_alone_and_later_ones_need_not(folder, devices):
+    """TVM captures in the first run, which a model that is loaded onto a GPU would spoil."""
+    early, late = (load(folder, devices[:1]).instantiate() for _ in range(2))
+    early.run(image(), ["y"])
+    with devices[0].captures:  # somebody loads
+        (found,) = early.run(image(), ["y"])
+        with pytest.raises(EngineBusy, match="a model is being loaded"):
+            late.run(image(), ["y"])
+    np.testing.assert_array_equal(late.run(image(), ["y"])[0], found)
+
+
+def test_a_first_run_that_failed_is_still_the_first(folder, devices, monkeypatch):
+    instance = load(folder, devices[:1]).instantiate()
+    main = instance._main
+    monkeypatch.setattr(instance, "_main", lambda *arguments: main())
+    with pytest.raises(EngineError):
+        instance.run(image(), ["y"])
+    assert devices[0].captures.acquire(blocking=False)
+    with pytest.raises(EngineBusy):
+        instance.run(image(), ["y"])
+    devices[0].captures.release()
 
 
 def test_what_failed_before_is_not_the_next_kernels(folder, devices, cudart):

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from hone.errors import EngineError, InvalidRequest, NotFound
+from hone.errors import EngineBusy, EngineError, InvalidRequest, NotFound
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
 from hone.types import TensorSpec
@@ -198,6 +198,22 @@ def test_without_a_compiler_the_cache_is_used_and_the_rest_says_why(tmp_path):
     assert rig.children() == []
     assert set(rig.serving.running()) == {ONE}
     assert rig.buckets()[TWO]["reason"] == "no C++ compiler was found"
+
+
+def test_an_engine_that_is_busy_is_waited_for(rig):
+    class Busy(Engine):
+        def run(self, inputs, outputs):
+            self.num_refused = getattr(self, "num_refused", 0) + 1
+            if self.num_refused <= 2:
+                raise EngineBusy("a model is being loaded onto a GPU")
+            return super().run(inputs, outputs)
+
+    rig.make_engine = lambda digest: Busy(kind="tvm")
+    rig.model({"*": PASS}, max_batch_size=1)
+    rig.run()
+    assert set(rig.serving.running()) == {ONE}
+    (engine,) = rig.engines.values()
+    assert engine.num_refused > 2
 
 
 @pytest.mark.parametrize(
