@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -229,6 +230,19 @@ def test_a_precision_that_the_gpu_lacks_is_told(model, cache):
     outcome = Job(model, cache, {}, precision="f64").run()
     assert outcome["outcome"] == "unsupported"
     assert "f64" in outcome["reason"]
+
+
+@pytest.mark.parametrize("mode", ["build", "plain"])
+def test_an_nvcc_that_does_not_know_the_architecture_ends_the_job_at_once(model, cache, mode, monkeypatch):
+    installed = gpu_compile.find_toolchain()
+    monkeypatch.setattr(gpu_compile, "find_toolchain", lambda: replace(installed, architectures=("75",)))
+    job = Job(model, cache, {"model_ns": FAST})
+    job.parts = replace(job.parts, target=CudaTarget.preset("a100"))
+    outcome = job.run(mode)
+    assert outcome["outcome"] == "failed"
+    assert "makes no code for sm_80, only for 75: install another CUDA toolkit" in outcome["reason"]
+    assert "answered by their baseline" in outcome["reason"]
+    assert not tried(job)
 
 
 def test_an_artifact_is_gated_again(model, cache):

@@ -25,7 +25,7 @@ from hone.compiler.cuda.precision import unsupported
 from hone.compiler.onnx_import import ImportedModel
 from hone.compiler.phases.precision import Precision
 from hone.compiler.templates.cutlass.published import scope_of
-from hone.compiler.templates.cutlass.toolchain import find_toolchain
+from hone.compiler.templates.cutlass.toolchain import ToolchainMissing, find_toolchain
 from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine
@@ -146,7 +146,13 @@ class CudaCompile:
     # --- choices
 
     def _import(self, signature: Signature, tell: Told) -> ImportedModel | NotCompiled:
-        refused = unsupported(self._precision.name, self._parts.target.compute_capability)
+        target = self._parts.target
+        refused = unsupported(self._precision.name, target.compute_capability)
+        if not target.twin:
+            try:  # without it all that follows would be for nothing
+                find_toolchain().check_supports(target.arch)
+            except ToolchainMissing as problem:
+                return NotCompiled("failed", str(problem))
         return import_for(self._path, signature, refused, tell)
 
     def _choose(self, imported: ImportedModel, precision: Precision, seconds: float, tell: Told) -> Choices:

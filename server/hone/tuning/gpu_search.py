@@ -108,15 +108,12 @@ class GpuSearch:
     ) -> dict[str, int]:
         """By the operator's digest, the multiple that its sizes are rounded up to; 1 where padding does not pay. What
         could not be measured is left out. The copy that some need counts by what memory takes at least."""
-        began = self.clock()
         chosen: dict[str, int] = {}
-        for at, padding in enumerate(paddings):
-            times = []
-            for workload in (padding.operator, padding.padded):
-                left = seconds - (self.clock() - began)
-                ranked = self._ranked(workload, left, lambda text, at=at: tell(at / len(paddings), text))  # type: ignore[misc]
-                times.append(ranked.ns if ranked is not None else None)
-            bare, padded = times
+        contests = dict.fromkeys(one for padding in paddings for one in (padding.operator, padding.padded))
+        found = self._ranked_all(list(contests), {}, seconds, tell)
+        for padding in paddings:
+            ranked = [found.get(workload.digest) for workload in (padding.operator, padding.padded)]
+            bare, padded = (one.ns if one is not None else None for one in ranked)
             if padded is None:
                 continue
             padded += 1e3 * self.target.microseconds(0.0, padding.copied_bytes)
