@@ -7,11 +7,12 @@ above it is hone's own code. Streams run at once; events carry the time of a clo
 from __future__ import annotations
 
 import ctypes
+import threading
 import types
 
 import numpy as np
 
-SUCCESS, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILURE, INVALID = 0, 2, 600, 719, 1
+SUCCESS, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILURE, INVALID, CAPTURE_UNSUPPORTED = 0, 2, 600, 719, 1, 900
 H100 = {"name": "NVIDIA H100 80GB HBM3", "capability": (9, 0), "num_sms": 132, "l2_bytes": 50 << 20}
 
 
@@ -26,13 +27,45 @@ class FakeCudart:
         """What launches take of their usual time, as when the clock goes down."""
         self.failure = SUCCESS
         self.hangs = False
+        self.capture_spoiled = False
         self.pinned, self.streams, self.events, self.graphs = {}, set(), {}, {}
         self.allocated = {}
         """Device memory by address; what is let go of is overwritten first."""
         self.copies = []
+        self.last_errors = {}
+        """What failed last, by thread, until somebody asks."""
+        self.capture_modes = {}
+        """By thread; 0 is the runtime's own default."""
+        self.capturing_globally = None
+        """The thread whose capture all threads of the default mode must respect."""
         self.handles = iter(range(1, 1 << 30))
         self.device = 0
         self.cudaGetErrorString = _ErrorString()
+
+    # --- threads
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode):
+        thread = threading.get_ident()
+        before = self.capture_modes.get(thread, 0)
+        self.capture_modes[thread] = mode._obj.value
+        return _set(mode, before)
+
+    def cudaGetLastError(self):
+        return self.last_errors.pop(threading.get_ident(), SUCCESS)
+
+    def fail(self, code):
+        """As the runtime does: it returns the code, and keeps it for who asks."""
+        if code:
+            self.last_errors[threading.get_ident()] = code
+        return code
+
+    def refused_by_capture(self):
+        """Whether another thread's capture forbids what the calling one is about to do; the capture is spoiled then."""
+        thread = threading.get_ident()
+        if self.capturing_globally in (None, thread) or self.capture_modes.get(thread, 0):
+            return SUCCESS
+        self.capture_spoiled = True
+        return self.fail(CAPTURE_UNSUPPORTED)
 
     # --- devices
 
@@ -68,12 +101,16 @@ class FakeCudart:
     # --- memory
 
     def cudaHostAlloc(self, address, size, flags):
+        if refused := self.refused_by_capture():
+            return refused
         block = np.zeros(size.value + 64, np.uint8)
         start = block.ctypes.data + -block.ctypes.data % 64
         self.pinned[start] = block
         return _set(address, start)
 
     def cudaFreeHost(self, address):
+        if refused := self.refused_by_capture():
+            return refused
         del self.pinned[address.value]
         return SUCCESS
 
@@ -90,7 +127,9 @@ class FakeCudart:
         self.copies.append((kind.value, size.value))
         assert stream.value in self.streams
         host = source.value if kind.value == 1 else to.value
-        assert any(start <= host < start + block.nbytes for start, block in self.pinned.items()), "not pinned"
+        assert kind.value == 3 or any(start <= host < start + block.nbytes for start, block in self.pinned.items()), (
+            "not pinned"
+        )
         ctypes.memmove(to.value, source.value, size.value)
         return self.failure
 
@@ -106,7 +145,7 @@ class FakeCudart:
         return SUCCESS
 
     def cudaStreamSynchronize(self, stream):
-        return self.failure
+        return self.fail(self.failure)
 
     def cudaEventCreate(self, event):
         handle = next(self.handles)
@@ -131,7 +170,7 @@ class FakeCudart:
         return SUCCESS
 
     def cudaEventQuery(self, event):
-        return NOT_READY if self.hangs else self.failure
+        return self.fail(NOT_READY if self.hangs else self.failure)
 
     def cudaStreamBeginCapture(self, stream, mode):
         self.captured_at = self.now_ns
@@ -155,6 +194,8 @@ class FakeCudart:
         return self.failure
 
     def cudaGraphExecDestroy(self, graph):
+        if self.failure:
+            return self.failure
         del self.graphs[graph.value]
         return SUCCESS
 
@@ -230,7 +271,8 @@ class _ErrorString:
 
 
 class FakeNvml:
-    """As much of `pynvml` as device keys need; `readings` replace or take away (None) what a card tells."""
+    """As much of `pynvml` as device keys need; `readings` replace or take away (None) what a card tells. `Slices` are
+    the readings of MIG devices by their number, or None where a card does not tell of them."""
 
     NVML_CLOCK_MEM = 2
 
@@ -254,6 +296,24 @@ class FakeNvml:
         assert bus.startswith("0000:"), bus
         return bus
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, card):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card, index):
+        if index not in (self.readings.get("Slices") or {}):
+            raise self.NVMLError("Not Found")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        slices = self.readings.get("Slices") or {}
+        found = [index for index, told in slices.items() if told["UUID"] == uuid]
+        if not found:
+            raise self.NVMLError("Not Found")
+        return found[0]
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return 12040
+
     def nvmlSystemGetDriverVersion(self):
         return self.driver
 
@@ -264,6 +324,8 @@ class FakeNvml:
 
         def read(device, *arguments):
             value = self.readings[reading]
+            if isinstance(device, int):  # a slice tells of itself only
+                value = self.readings["Slices"][device].get(reading)
             if value is None:
                 raise self.NVMLError("Not Supported")
             return value

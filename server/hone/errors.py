@@ -165,6 +165,10 @@ class InputsDeclined(EngineError):
     index out of range, a division by zero. Nothing is wrong with the engine."""
 
 
+class EngineBusy(InputsDeclined):
+    """A tuned engine cannot run at this moment, and nothing is wrong with it: soon it can."""
+
+
 # --- requests that do not fit the model, in Triton's words ---------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,19 +215,34 @@ def test_candidates_that_refuse_are_skipped(model, cache):
     assert not winners(job) & set(refusing)
 
 
-def test_without_memory_nothing_is_measured_and_the_first_guess_is_taken(model, cache):
+def test_without_memory_beside_what_serving_keeps_nothing_is_brought_to_the_gpu(model, cache):
     job = Job(model, cache, {"model_ns": FAST})
-    job.parts.device.cudart.free_bytes = 1 << 20
+    job.parts.device.cudart.free_bytes = 1 << 30
     outcome = job.run()
-    assert outcome["outcome"] == "passed", outcome
-    assert outcome["report"]["candidates_measured"] == 0
+    assert outcome["outcome"] == "failed", outcome
+    assert "0 MiB of the GPU's memory are free beside the 1024 kept for serving" in outcome["reason"]
     assert not tried(job)
+    job.parts.device.cudart.free_bytes = 2 << 30
+    assert job.run()["outcome"] == "passed", "another day it is"
 
 
 def test_a_precision_that_the_gpu_lacks_is_told(model, cache):
     outcome = Job(model, cache, {}, precision="f64").run()
     assert outcome["outcome"] == "unsupported"
     assert "f64" in outcome["reason"]
+
+
+@pytest.mark.parametrize("mode", ["build", "plain"])
+def test_an_nvcc_that_does_not_know_the_architecture_ends_the_job_at_once(model, cache, mode, monkeypatch):
+    installed = gpu_compile.find_toolchain()
+    monkeypatch.setattr(gpu_compile, "find_toolchain", lambda: replace(installed, architectures=("75",)))
+    job = Job(model, cache, {"model_ns": FAST})
+    job.parts = replace(job.parts, target=CudaTarget.preset("a100"))
+    outcome = job.run(mode)
+    assert outcome["outcome"] == "failed"
+    assert "makes no code for sm_80, only for 75: install another CUDA toolkit" in outcome["reason"]
+    assert "answered by their baseline" in outcome["reason"]
+    assert not tried(job)
 
 
 def test_an_artifact_is_gated_again(model, cache):

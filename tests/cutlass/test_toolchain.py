@@ -5,10 +5,12 @@ A script stands in for nvcc, so that all but the compilation itself is run.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from hone.compiler.templates.cutlass.published import BuildRefused, log_of, publ
 from hone.compiler.templates.cutlass.resources import KernelResources, parse_resources
 from hone.compiler.templates.cutlass.slots import compiler_slot
 from hone.compiler.templates.cutlass.toolchain import CudaToolchain, NvccFailed, ToolchainMissing, find_toolchain
-from hone.kernels import Entry, KernelsCache
+from hone.kernels import Entry, Failure, FailureReason, KernelsCache
 from tests.cutlass.workloads import matmul
 
 A100 = CudaTarget.preset("a100")
@@ -72,7 +74,7 @@ def no_pypi(monkeypatch):
 
 def test_without_nvcc_it_is_said_what_to_install_and_what_still_works(no_pypi, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match=r"no nvcc.*hone\[cuda\].*still serve"):
+    with pytest.raises(ToolchainMissing, match=r"no nvcc.*hone\[cuda\].*answered by their baseline"):
         find_toolchain()
 
 
@@ -128,6 +130,7 @@ echo "$@" >>'{folder}/calls'
 cat '{folder}/log' >&2
 [ -e '{folder}/fail' ] && {{ echo "kernel.cu(7): error: no such tile" >&2; exit 2; }}
 [ -e '{folder}/killed' ] && kill -KILL $$
+[ -e '{folder}/says' ] && {{ cat '{folder}/says' >&2; exit 1; }}
 while [ -e '{folder}/wait' ]; do sleep 0.05; done
 while [ $# -gt 1 ]; do [ "$1" = -o ] && cp '{folder}/library.so' "$2"; shift; done
 exit 0""",
@@ -209,6 +212,66 @@ def test_a_killed_compiler_says_nothing_of_the_kernel(fake, cache):
         published_kernel(cache, one.template, one.workload, one.candidate, A100)
     (fake.nvcc.parent / "killed").unlink()
     published_kernel(cache, one.template, one.workload, one.candidate, A100)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "nvlink error: cannot allocate memory",
+    ],
+)
+def test_a_compiler_whose_parts_were_killed_says_nothing_of_the_kernel(fake, cache, said):
+    one = planned(fake)[0]
+    (fake.nvcc.parent / "says").write_text(said)
+    with pytest.raises(BuildFailed, match="nvcc exited with 1"):
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    assert cache.quarantined(one.template.digest(one.workload, one.candidate, A100), "sm_80") is None
+    (fake.nvcc.parent / "says").unlink()
+    published_kernel(cache, one.template, one.workload, one.candidate, A100)
+
+
+def test_a_full_disk_ends_the_build_and_holds_nothing_against_kernels(fake, cache, capsys, monkeypatch):
+    (fake.nvcc.parent / "says").write_text("kernel.cu: fatal error: error writing to kernel.s: No space left on device")
+    assert kernels_command._build_all(cache, planned(fake, 3), A100) == 1
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert "TMPDIR" in told
+    assert "still serve" in told
+    assert told.count("FAILED") == 1
+    assert len(calls(fake)) <= 2
+    assert not list(cache.quarantine_records("sm_80"))
+    (fake.nvcc.parent / "says").unlink()
+    assert kernels_command._build_all(cache, planned(fake, 3), A100) == 0
+
+
+def test_a_temporary_folder_that_takes_nothing_is_told(fake, cache, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = planned(fake)[0]
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(BuildFailed, match=r"No space left on device in .* make room") as caught:
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_cache_that_takes_no_kernel_ends_the_build(fake, cache, capsys, monkeypatch):
+    monkeypatch.setattr(type(cache), "publish", lambda *arguments, **more: Failure(FailureReason.FULL, "no room"))
+    assert kernels_command._build_all(cache, planned(fake, 3), A100) == 1
+    told = capsys.readouterr().err
+    assert "could not be kept" in told
+    assert told.count("FAILED") == 1
+
+
+def test_an_old_nvcc_is_told_once_and_before_anything_is_built(fake, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(toolchain, "find_toolchain", lambda home=None: fake)
+    assert main(["kernels", "build", "--arch", "90a", "--kernels-cache", str(tmp_path / "none")]) == 1
+    told = capsys.readouterr().err
+    assert "nvcc 11.8.89 makes no code for sm_90a, only for 75, 80: install another CUDA toolkit" in told
+    assert "answered by their baseline" in told
+    assert not calls(fake)
 
 
 def test_building_goes_on_where_it_was_ended(fake, cache, capsys):

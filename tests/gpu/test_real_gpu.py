@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import threading
 
 import numpy as np
 import pynvml
@@ -11,6 +13,7 @@ import pytest
 from hone.compiler.templates.cutlass.gemm2x import Gemm2x
 from hone.compiler.templates.cutlass.published import published_kernel
 from hone.compiler.workload import TensorType, Workload
+from hone.engines.cuda_runtime import CudaError
 from hone.kernels import KernelsCache
 from hone.kernels.gpu_key import find_gpus
 from hone.specialization import Signature
@@ -53,6 +56,53 @@ def test_copies_come_back(gpu):
     found = gpu.download(tensor, array.shape, array.dtype, stream)
     gpu.cuda.synchronize(stream)
     np.testing.assert_array_equal(found, array)
+    gpu.cuda.destroy_stream(stream)
+
+
+def test_what_failed_is_not_told_of_the_next_launch(gpu):
+    gpu.bind()
+    with pytest.raises(CudaError) as caught:
+        gpu.cuda.allocate_device(1 << 50)
+    assert caught.value.is_out_of_memory
+    assert gpu.cuda._library.cudaGetLastError() == 0
+    event = gpu.cuda.create_event()
+    stream = gpu.cuda.create_stream()
+    gpu.cuda.record(event, stream)
+    while not gpu.cuda.has_happened(event):
+        assert gpu.cuda._library.cudaGetLastError() == 0
+    gpu.cuda.destroy_event(event)
+    gpu.cuda.destroy_stream(stream)
+
+
+def test_memory_is_pinned_and_freed_while_another_thread_captures(gpu):
+    """As TVM captures: in the mode that forbids it to every thread which has not said that it knows."""
+    gpu.bind()
+    stream = gpu.cuda.create_stream()
+    assert gpu.cuda._library.cudaStreamBeginCapture(ctypes.c_void_p(stream), ctypes.c_int(0)) == 0
+    problems = []
+
+    def pin():
+        try:
+            gpu.cuda.free_pinned(gpu.cuda.allocate_pinned(1 << 20))
+        except CudaError as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    thread.join()
+    gpu.cuda.destroy_graph(gpu.cuda.end_capture(stream))
+    gpu.cuda.destroy_stream(stream)
+    assert not problems
+
+
+def test_copies_in_one_piece_are_the_same(gpu):
+    gpu.bind()
+    stream = gpu.cuda.create_stream()
+    array = np.arange(1001, dtype=np.float32)
+    for tensor in gpu.copies_of(array, 3, stream):
+        found = gpu.download(tensor, array.shape, array.dtype, stream)
+        gpu.cuda.synchronize(stream)
+        np.testing.assert_array_equal(found, array)
     gpu.cuda.destroy_stream(stream)
 
 

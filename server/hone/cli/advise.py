@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.errors import EngineError, InvalidRequest
+
+if TYPE_CHECKING:
+    from hone.compiler.cuda_target import CudaTarget
+    from hone.compiler.workload import Workload
+    from hone.kernels import DeviceKey
+    from hone.kernels.gpu_key import Gpu
 
 #: Rows of a table; `--json` has them all.
 _MAX_ROWS = 20
 _WIDTH = 160
+#: What is told of where there is no GPU and none is named.
+_DEVICE = "h100"
 _PRECISIONS = ("f16", "bf16", "tf32", "f32", "int8")
 
 
@@ -22,12 +31,19 @@ def add_parser(commands: Any) -> None:
         "advise",
         help="tell what other sizes and layers would cost on a GPU",
         description="Tell which sizes of a model a GPU cannot use well, which activations are free, and where a 1x1"
-        " convolution would be nearly so. Costs are measured where the kernels cache knows them for such a GPU, else"
-        " modelled; no GPU is needed.",
+        " convolution would be nearly so. Costs are measured where the kernels cache knows them for such a GPU, or"
+        " where --measure asks for it on the GPU of this machine; else modelled, for which no GPU is needed.",
     )
     parser.add_argument("model", help="name of a model in the repository, or an ONNX file")
     parser.add_argument(
-        "--device", default="h100", metavar="NAME", help="kind of GPU, such as t4, a100, l4 (default: %(default)s)"
+        "--device", metavar="NAME", help="kind of GPU, such as t4, a100, l4 (default: this machine's, else h100)"
+    )
+    parser.add_argument(
+        "--measure",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="measure what is not known yet on this machine's GPU, for so long; kernels are built into the cache",
     )
     parser.add_argument("--precision", choices=_PRECISIONS, default="f16", help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="batch size (default: %(default)s)")
@@ -45,16 +61,21 @@ def run(arguments: argparse.Namespace) -> int:
     from hone.compiler.choices import Choices
     from hone.compiler.cuda.advice import advise
     from hone.compiler.cuda.precision import unsupported
-    from hone.compiler.cuda_target import PRESETS, CudaTarget
+    from hone.compiler.cuda_target import CudaTarget
     from hone.compiler.onnx_import import Unsupported, import_model
     from hone.compiler.phases.precision import Precision
     from hone.engines.onnxruntime import OnnxRuntimeEngine
+    from hone.tuning.gpu_parts import target_of
 
-    if arguments.device not in PRESETS:
-        raise InvalidRequest(f"--device: '{arguments.device}' is unknown, expected one of {', '.join(PRESETS)}")
     if arguments.batch < 1:
         raise InvalidRequest(f"--batch: expected 1 or more, found {arguments.batch}")
-    target = CudaTarget.preset(arguments.device)
+    if not 0 <= arguments.measure < math.inf:
+        raise InvalidRequest(f"--measure: expected a number of seconds, found {arguments.measure:g}")
+    gpu = _gpu_here(arguments.device)
+    if arguments.measure and gpu is None:
+        wanted = f"kind '{arguments.device}'" if arguments.device else "which code is made for"
+        raise InvalidRequest(f"--measure: this machine has no GPU of {wanted}; without it costs are modelled")
+    target = target_of(gpu.key) if gpu is not None else CudaTarget.preset(arguments.device or _DEVICE)
     reason = unsupported(arguments.precision, target.compute_capability)
     if reason:
         raise InvalidRequest(f"--precision: {reason}")
@@ -69,7 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
         imported = import_model(path, shapes)
         if isinstance(imported, Unsupported):
             raise EngineError(f"{arguments.model}: the compiler does not take it: {imported.reason}")
-        advice = advise(imported, target, choices, _measured(arguments.kernels_cache, target.name, target.arch))
+        if arguments.measure and gpu is not None:
+            asked = _asked(lambda note: advise(imported, target, choices, note))
+            _measure(asked, gpu, arguments.kernels_cache, arguments.precision, arguments.measure)
+        is_it = _is_key(gpu.key) if gpu is not None else _is_preset(target)
+        advice = advise(imported, target, choices, _measured(arguments.kernels_cache, is_it))
     except BuildFailed as problem:
         raise EngineError(f"{arguments.model} does not compile: {problem}") from problem
     told = {"model": arguments.model, "shapes": {name: list(s) for name, s in shapes.items()}, **advice.to_json()}
@@ -119,7 +144,60 @@ def _shapes(inputs: Mapping[str, Sequence[int]], given: Sequence[str], batch: in
     return named
 
 
-def _measured(folder: Path, device: str, arch: str) -> Any:
+def _gpu_here(device: str | None) -> Gpu | None:
+    """This machine's GPU, where it is of the kind that is asked for and one that code is made for. Raises
+    InvalidRequest for a kind that nobody knows."""
+    from hone.compiler.cuda_target import PRESETS, preset_named
+    from hone.kernels.gpu_key import unsupported
+    from hone.tuning.gpus import look_for_gpus
+
+    if device is not None and device not in PRESETS:
+        raise InvalidRequest(f"--device: '{device}' is unknown, expected one of {', '.join(PRESETS)}")
+    for gpu in look_for_gpus()[0]:
+        if unsupported(gpu.key):
+            continue
+        if device is None or preset_named(str(gpu.key.fields["name"])) == PRESETS[device]:
+            return gpu
+    return None
+
+
+def _is_key(key: DeviceKey) -> Callable[[DeviceKey], bool]:
+    return key.__eq__
+
+
+def _is_preset(target: CudaTarget) -> Callable[[DeviceKey], bool]:
+    """Whether a key is of whole cards of this kind."""
+    from hone.compiler.cuda_target import preset_named
+
+    return lambda key: preset_named(str(key.fields.get("name", ""))) == target and not key.fields.get("mig")
+
+
+def _asked(advise: Callable[[Callable[[Workload], None]], object]) -> list[Workload]:
+    """Every workload whose cost the advice rests on."""
+    asked: list[Workload] = []
+    advise(asked.append)
+    return list(dict.fromkeys(asked))
+
+
+def _measure(workloads: Sequence[Workload], gpu: Gpu, folder: Path, precision: str, seconds: float) -> None:
+    """Leave decisions in the cache for as many as the time is enough for."""
+    from hone.kernels import KernelsCache
+    from hone.tuning.gpu_measure import measure_workloads
+
+    def tell(share: float, text: str) -> None:
+        print(f"{share:4.0%} {text}", file=sys.stderr, flush=True)
+
+    cache = KernelsCache(folder)
+    try:
+        cache.describe(gpu.key)
+        problem = measure_workloads(workloads, cache, gpu, precision, seconds, tell)
+    finally:
+        cache.close()
+    if problem:
+        print(f"not all could be measured: {problem}", file=sys.stderr)
+
+
+def _measured(folder: Path, is_it: Callable[[DeviceKey], bool]) -> Callable[[Workload], float | None]:
     """Microseconds by workload, from the decisions of all GPUs in the cache that are such a device."""
     from hone.compiler.workload import Workload
     from hone.kernels import Entry, KernelsCache
@@ -129,13 +207,7 @@ def _measured(folder: Path, device: str, arch: str) -> Any:
     cache = KernelsCache(folder)
     best: dict[str, float] = {}
     try:
-        scopes = {
-            scope
-            for scope, key in cache.devices().items()
-            if key is not None
-            and str(key.fields.get("architecture", "")).removeprefix("sm_") == arch
-            and device in str(key.fields.get("name", "")).lower().replace(" ", "")
-        }
+        scopes = {scope for scope, key in cache.devices().items() if key is not None and is_it(key)}
         for listed in cache.entries():
             if listed.name.kind != "decisions" or listed.name.scope not in scopes:
                 continue
@@ -179,13 +251,15 @@ def _print(told: Mapping[str, Any]) -> None:
     _table(
         console,
         "Activations in epilogues",
-        ("layer", "activation", "layers", "any other adds at most", ""),
+        ("layer", "activation", "layers", "with it", "without", "it adds", ""),
         [
             (
                 row["layer"],
                 row["activation"],
                 str(row["num_layers"]),
-                f"{row['extra_ratio']:.1%}",
+                _cost(row["cost"]),
+                _cost(row["without"]),
+                _extra(row),
                 "free" if row["is_free"] else "",
             )
             for row in told["activations"]
@@ -238,6 +312,11 @@ def _table(console: Any, title: str, columns: Sequence[str], rows: Sequence[Sequ
 
 def _pair(sizes: Sequence[int]) -> str:
     return " -> ".join(map(str, sizes))
+
+
+def _extra(row: Mapping[str, Any]) -> str:
+    at_most = "" if row["source"] == "measured" else "at most "
+    return f"{at_most}{row['extra_ratio']:.1%} ({row['source']})"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

@@ -73,6 +73,7 @@ def _build(cache: KernelsCache, arguments: argparse.Namespace) -> int:
     try:
         target = CudaTarget.typical(arguments.arch)
         toolchain = find_toolchain(home)
+        toolchain.check_supports(target.arch)
         planned = plan(target, arguments.family.split(","), arguments.dtype.split(","), home)[: arguments.limit]
     except ValueError as problem:
         raise InvalidRequest(str(problem)) from problem
@@ -92,6 +93,7 @@ def _build_all(cache: KernelsCache, planned: Sequence[PlannedKernel], target: Cu
     """Builds what the cache lacks, two at a time; what was built stays, whenever this ends."""
     from hone.compiler.build import BuildFailed
     from hone.compiler.templates.cutlass.published import BuildRefused, published_kernel, scope_of
+    from hone.compiler.templates.cutlass.toolchain import ToolchainMissing
     from hone.kernels import Entry
 
     missing, num_present = [], 0
@@ -127,7 +129,7 @@ def _build_all(cache: KernelsCache, planned: Sequence[PlannedKernel], target: Cu
                     num_failed += 1
                     again = " (as before)" if isinstance(problem, BuildRefused) else ""
                     print(f"{told}  FAILED{again}: {problem}", file=sys.stderr, flush=True)
-                    if isinstance(problem.__cause__, OSError):
+                    if isinstance(problem, ToolchainMissing) or isinstance(problem.__cause__, OSError):
                         return 1  # a full disk or a missing compiler fails all the others too
                 else:
                     raise problem

@@ -135,6 +135,12 @@ class CudaTarget:
         )
 
 
+def preset_named(name: str) -> CudaTarget | None:
+    """The preset of what NVML calls a GPU, such as "NVIDIA A100-SXM4-80GB"; None where there is none."""
+    words = name.lower().replace("-", " ").replace("geforce ", "").replace("rtx ", "rtx").split()
+    return next((target for preset, target in PRESETS.items() if preset in words), None)
+
+
 #: (arch, multiprocessors, L2 in MiB, dense float16 tensor TFLOP/s with float32 sums, GB/s), from data sheets.
 #: The first of an architecture is its typical one.
 _DEVICES: Mapping[str, tuple[str, int, int, float, float]] = {

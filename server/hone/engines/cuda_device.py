@@ -5,6 +5,7 @@ TVM's runtime owns device memory and the code that runs; copies, streams and pin
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from hone.types import Array
 #: DLPack's numbers of device types.
 CPU_TYPE, CUDA_TYPE = 1, 2
 _NAMES = {CPU_TYPE: "cpu", CUDA_TYPE: "cuda"}
+#: Of what cudaMalloc gives.
+_ALIGNMENT = 256
 
 
 class CudaDevice:
@@ -42,6 +45,7 @@ class CudaDevice:
         self.place = tvm_ffi.device(_NAMES[device_type], ordinal if device_type == CUDA_TYPE else 0)
         self._transfers = transfers or CudaTransfers(cuda)
         self.pinned = self._transfers.pinned
+        self.captures = self._transfers.captures
         #: TVM's memory pool is one for all streams of a device, and knows nothing of what still runs on them: memory
         #: that one machine lets go of while its kernels run must not go to another. So one computes at a time, while
         #: others copy.
@@ -65,8 +69,30 @@ class CudaDevice:
         try:
             return self.tvm.allocate(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), self.place, None)
         except Exception as problem:  # tvm-ffi turns errors of its runtime into many classes
+            self.cuda.clear_error()
             told = str(problem).strip().splitlines() or [type(problem).__name__]
             raise EngineError(f"cuda: a tensor {list(shape)} of {dtype} could not be made: {told[-1]}") from problem
+
+    def empty_copies(self, count: int, shape: Sequence[int], dtype: str) -> list[Any]:
+        """So many uninitialised tensors of one kind in one piece of memory, each aligned as memory of its own is.
+
+        For kernels: generated code wants tensors that begin where their memory does. Raises EngineError.
+        """
+        kind = tvm_ffi.dtype(dtype)
+        num_bytes = math.prod(shape) * ((kind.bits + 7) // 8)
+        stride = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        whole = self.empty((count * stride,), "uint8")
+        return [self.tvm.view(whole, tvm_ffi.Shape(tuple(shape)), kind, at * stride) for at in range(count)]
+
+    def copies_of(self, array: Array, count: int, stream: int) -> list[Any]:
+        """So many tensors with the array's contents, which are there; see `empty_copies`."""
+        tensors = self.empty_copies(count, array.shape, array.dtype.name)
+        staging = self.pinned.take(array.nbytes)
+        self.upload(array, tensors[0], staging, stream)
+        for tensor in tensors[1:]:
+            self.cuda.copy_on_device(tensor.data_ptr(), tensors[0].data_ptr(), array.nbytes, stream)
+        self.cuda.synchronize(stream)
+        return tensors
 
     def tensor_of(self, array: Array, stream: int) -> Any:
         """A tensor with the array's contents, which are there: for weights and measurements, not for requests."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from typing import Any
 from hone.errors import DeviceLost, EngineError
 
 LIBRARY = "libcudart.so.13"
-_TO_DEVICE, _TO_HOST = 1, 2
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 1, 2, 3
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _THREAD_LOCAL_CAPTURE = 1
 _NOT_READY, _OUT_OF_MEMORY = 600, 2
-#: After these nothing works any more in this process's context (CUDA Runtime API, "cudaError": those of which it says
-#: that the process must be terminated and relaunched).
-_POISONING = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
+#: After these nothing works any more in this process's context: those of which the CUDA Runtime API says that the
+#: process must be terminated and relaunched; a context that is gone (709); what the hardware itself reports,
+#: uncorrectable errors of its memory (214) and of NVLink (220); and what has no name (999), which is how a card that
+#: fell off the bus is told.
+_POISONING = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 # Numbers of cudaDeviceAttr.
 _NUM_SMS, _L2_BYTES, _MAJOR, _MINOR, _SHARED_OPT_IN = 16, 38, 75, 76, 97
 
@@ -57,6 +60,7 @@ class CudaRuntime:
         self.lost = ""
         """Why this process can use its GPUs no longer; empty while it can."""
         self._kept: list[object] = []
+        self._threads = threading.local()
 
     def keep(self, *things: object) -> None:
         """Never let go of these: what frees memory of a GPU that is lost may end the process."""
@@ -83,24 +87,32 @@ class CudaRuntime:
             f"{LIBRARY} was not found: install nvidia-cuda-runtime 13 beside hone, or CUDA 13 on the system"
         )
 
+    def clear_error(self) -> None:
+        """Forget what failed last on the calling thread, also inside somebody else's code.
+
+        The runtime keeps it until it is asked for, and a launch is checked by asking: it would be told of the next
+        kernel, which is innocent. What broke the context stays.
+        """
+        self._library.cudaGetLastError()
+
     # --- devices
 
     @property
     def num_devices(self) -> int:
         found = ctypes.c_int()
-        self._call("cudaGetDeviceCount", ctypes.byref(found))
+        self._ask("cudaGetDeviceCount", ctypes.byref(found))
         return found.value
 
     @property
     def runtime_version(self) -> int:
         """Such as 13000."""
         found = ctypes.c_int()
-        self._call("cudaRuntimeGetVersion", ctypes.byref(found))
+        self._ask("cudaRuntimeGetVersion", ctypes.byref(found))
         return found.value
 
     def pci_bus_id(self, ordinal: int) -> str:
         text = ctypes.create_string_buffer(32)
-        self._call("cudaDeviceGetPCIBusId", text, ctypes.c_int(len(text)), ctypes.c_int(ordinal))
+        self._ask("cudaDeviceGetPCIBusId", text, ctypes.c_int(len(text)), ctypes.c_int(ordinal))
         return text.value.decode("ascii")
 
     def num_sms(self, ordinal: int) -> int:
@@ -151,6 +163,9 @@ class CudaRuntime:
     def copy_to_host(self, to: int, source: int, num_bytes: int, stream: int) -> None:
         self._copy(to, source, num_bytes, _TO_HOST, stream)
 
+    def copy_on_device(self, to: int, source: int, num_bytes: int, stream: int) -> None:
+        self._copy(to, source, num_bytes, _ON_DEVICE, stream)
+
     # --- streams and events
 
     def create_stream(self) -> int:
@@ -188,8 +203,10 @@ class CudaRuntime:
 
     def has_happened(self, event: int) -> bool:
         """Raises CudaError for a failure of what was launched before it."""
+        self._mind_captures()
         code = int(self._library.cudaEventQuery(ctypes.c_void_p(event)))
         if code == _NOT_READY:
+            self.clear_error()
             return False
         self._check("cudaEventQuery", code)
         return True
@@ -219,13 +236,13 @@ class CudaRuntime:
         self._call("cudaGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
 
     def destroy_graph(self, graph: int) -> None:
-        self._call("cudaGraphExecDestroy", ctypes.c_void_p(graph))
+        self._let_go("cudaGraphExecDestroy", graph)
 
     # --- all calls
 
     def _attribute(self, number: int, ordinal: int) -> int:
         found = ctypes.c_int()
-        self._call("cudaDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(number), ctypes.c_int(ordinal))
+        self._ask("cudaDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(number), ctypes.c_int(ordinal))
         return found.value
 
     def _copy(self, to: int, source: int, num_bytes: int, kind: int, stream: int) -> None:
@@ -238,8 +255,24 @@ class CudaRuntime:
             ctypes.c_void_p(stream),
         )
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _ask(self, name: str, *arguments: Any) -> None:
+        """What needs no context, and makes none."""
         self._check(name, int(getattr(self._library, name)(*arguments)))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._mind_captures()
+        self._check(name, int(getattr(self._library, name)(*arguments)))
+
+    def _mind_captures(self) -> None:
+        """Once a thread: have it refused only what would harm a capture of its own.
+
+        TVM captures graphs in a mode that forbids all other threads to allocate, free and more: such a call fails, and
+        spoils the capture besides. What those threads do concerns other streams, so they say that they know.
+        """
+        if not getattr(self._threads, "minds_own_captures", False):
+            mode = ctypes.c_int(_THREAD_LOCAL_CAPTURE)
+            refused = bool(self._library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
+            self._threads.minds_own_captures = not refused  # without a driver, say: as the call that follows will tell
 
     def _let_go(self, name: str, handle: int) -> None:
         if not self.lost:
@@ -251,6 +284,7 @@ class CudaRuntime:
             text.restype = ctypes.c_char_p
             told = (text(ctypes.c_int(code)) or b"unknown error").decode("utf-8", "replace")
             problem = CudaError(name, code, told)
+            self.clear_error()
             if problem.is_poisoning and not self.lost:
                 self.lost = f"{told} (error {code}): this process can use its GPUs no longer, a new one can"
             raise problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ class CudaTransfers:
     def __init__(self, cuda: CudaRuntime, pinned: PinnedPool | None = None) -> None:
         self.cuda = cuda
         self.pinned = pinned or PinnedPool(cuda)
+        #: TVM captures on a stream that the legacy default stream waits for. Whoever works on that one meanwhile, as
+        #: ONNX Runtime does while it loads a model, is refused, and spoils the capture: one of them at a time.
+        self.captures = threading.Lock()
 
     @classmethod
     def load(cls) -> CudaTransfers:

@@ -7,12 +7,14 @@ thread runs within 100 µs get no further threads, so a thousand small models co
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +234,13 @@ def _is_large(path: Path) -> bool:
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file()) > _LARGE_BYTES
 
 
-def cuda_provider(gpu: int, stream: int | None = None) -> dict[str, str]:
-    """Options of the CUDA provider on the GPU of this ordinal; what it launches goes to `stream` where one is given."""
-    return {"device_id": str(gpu)} | ({"user_compute_stream": str(stream)} if stream is not None else {})
+def cuda_provider(gpu: int, stream: int | None = None, max_bytes: int | None = None) -> dict[str, str]:
+    """Options of the CUDA provider on the GPU of this ordinal; what it launches goes to `stream` where one is given,
+    and its arena takes `max_bytes` of the GPU's memory at most, and then no more than was asked of it."""
+    options = {"device_id": str(gpu)} | ({"user_compute_stream": str(stream)} if stream is not None else {})
+    if max_bytes is not None:
+        options |= {"gpu_mem_limit": str(max_bytes), "arena_extend_strategy": "kSameAsRequested"}
+    return options
 
 
 def make_session(
@@ -244,8 +250,9 @@ def make_session(
     cuda: Mapping[str, str] | None = None,
     memory: MemoryLimit | None = None,
 ) -> ort.InferenceSession:
-    """On the CPU, or with the CUDA provider of these options. Raises EngineError where that does not start, and what
-    ONNX Runtime raises."""
+    """On the CPU, or with the CUDA provider of these options, one thread at a time. Raises EngineError
+    where that does not start, and what ONNX Runtime raises."""
+    complaint = _load_cuda_libraries() if cuda is not None else ""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -257,9 +264,21 @@ def make_session(
     session = _open(path, guarded_model(path, partial(_ask_types, path, providers)), options, providers)
     if cuda is not None and CUDA_PROVIDER not in session.get_providers():
         # A provider whose libraries do not load is left out with no more than a line in ONNX Runtime's own log.
-        gpu = cuda["device_id"]
-        raise EngineError(f"onnxruntime: {CUDA_PROVIDER} did not start on GPU {gpu}: are CUDA 13 and cuDNN installed?")
+        gpu, said = cuda["device_id"], f" ({complaint})" if complaint else ""
+        raise EngineError(
+            f"onnxruntime: {CUDA_PROVIDER} did not start on GPU {gpu}: are CUDA 13 and cuDNN installed?{said}"
+        )
     return session
+
+
+@cache
+def _load_cuda_libraries() -> str:
+    """Loads what the CUDA provider needs out of PyPI's packages (cuBLAS, cuDNN, ...), among which its own library does
+    not look. What was not found, in ONNX Runtime's words: the system's own may do."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        ort.preload_dlls()
+    return next((line.strip() for line in said.getvalue().splitlines() if line.strip()), "")
 
 
 def _open(

@@ -45,8 +45,10 @@ def load_baseline(
     transfers: CudaTransfers | None = None,
     *,
     falls_back: bool = True,
+    reserve_bytes: int | None = None,
 ) -> OnnxRuntimeEngine:
-    """The engine that these settings ask for; `falls_back`: to the CPU where the process loses its GPU.
+    """The engine that these settings ask for; `falls_back`: to the CPU where the process loses its GPU. Of the GPU's
+    free memory `reserve_bytes` are left to others.
 
     Raises EngineError; ValueError for a GPU without `transfers`.
     """
@@ -58,9 +60,18 @@ def load_baseline(
         return OnnxRuntimeEngine.load(path, replace(settings, gpu=None))
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     transfers.cuda.set_device(settings.gpu)
+    max_bytes = None
+    if reserve_bytes is not None:
+        free, _ = transfers.cuda.free_and_total_bytes()
+        max_bytes = free - reserve_bytes
+        if max_bytes <= 0:
+            raise EngineError(f"cuda: {free >> 20} MiB of GPU {settings.gpu} are free, and as much is kept for serving")
     stream = _Stream(transfers.cuda)
     try:
-        session = make_session(path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle))
+        with transfers.captures:
+            session = make_session(
+                path, settings.graph_level, num_threads, cuda_provider(settings.gpu, stream.handle, max_bytes)
+            )
     except EngineError:
         raise
     except Exception as problem:  # its exceptions have no common root below Exception
@@ -109,7 +120,7 @@ class OnnxRuntimeCudaEngine(OnnxRuntimeEngine):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """With ONNX Runtime's own copies: for strings."""
-        with self.computing:
+        with self.transfers.captures, self.computing:
             return super().run(inputs, outputs)
 
     def fallback(self) -> OnnxRuntimeEngine:
@@ -128,6 +139,8 @@ class OnnxRuntimeCudaEngine(OnnxRuntimeEngine):
     def close(self) -> None:
         if self.transfers.cuda.lost:
             self.transfers.cuda.keep(self.session)
+        else:
+            self.transfers.cuda.set_device(self.ordinal)  # also has this thread free memory while another captures
         super().close()
         if self._fallback is not None:
             self._fallback.close()
@@ -212,6 +225,7 @@ class OnnxRuntimeCudaInstance:
                 binding.bind_output(name, "cuda", engine.ordinal)
             with engine.computing:
                 self._cuda.wait_for(self._inputs_are_there.handle, self._computes.handle)
+                self._cuda.clear_error()  # what failed here before is not its own
                 engine.session.run_with_iobinding(binding)
             found: list[Any] = binding.get_outputs()
         except EngineError:

@@ -31,13 +31,15 @@ from hone.engines.tvm import (
 )
 from hone.engines.tvm_artifact import MODULE_FILE, ArtifactManifest
 from hone.engines.tvm_library import Library
-from hone.errors import DeviceLost, EngineError, InputsDeclined
+from hone.errors import DeviceLost, EngineBusy, EngineError, InputsDeclined
 from hone.specialization import DEVICE_ORDINAL
 from hone.types import NUMPY_DTYPES, Array, TensorSpec
 
 _log = logging.getLogger(__name__)
 
 _INT32 = np.dtype(np.int32)
+#: What a request's first run waits for others' captures, which take milliseconds.
+_CAPTURE_SECONDS = 0.02
 
 
 class TvmCudaEngine:
@@ -100,6 +102,8 @@ class TvmCudaEngine:
                 device.cuda.keep(self._library, self._weights)
                 break
         else:
+            for device in self._devices.values():
+                device.bind()  # also has this thread free memory while another captures
             self._weights = {}
             for device in self._devices.values():
                 device.tvm.clear_memory()
@@ -132,24 +136,46 @@ class TvmCudaInstance:
         self._held += [self._machine, self._main, self._packed, *self._tensors]
         self._staging = [device.pinned.take(_num_bytes(spec)) for spec in manifest.inputs]
         self._positions = {spec.name: at for at, spec in enumerate(manifest.outputs)}
+        self._has_captured = False
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run once. Inputs have exactly the shapes and dtypes that the engine tells. Raises EngineError; InputsDeclined
-        for inputs that the baseline must answer.
+        for inputs that the baseline must answer, and EngineBusy, before the first run has been, while a model is loaded
+        onto a GPU.
 
         The arrays returned are pinned memory of their own, which comes back for others when nobody looks at it.
         """
-        device, stream = self._device, self._stream
         for name in outputs:
             if name not in self._positions:
                 raise EngineError(f"tvm: output '{name}' is unknown")
         arrays = [_checked(spec, inputs.get(spec.name)) for spec in self._inputs]
+        with self._capturing():
+            return self._run(arrays, outputs)
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """The first run captures what later ones replay."""
+        if self._has_captured:
+            yield
+            return
+        captures = self._device.captures
+        if not captures.acquire(timeout=_CAPTURE_SECONDS):
+            raise EngineBusy("tvm: a model is being loaded onto a GPU, which forbids the first run of another")
+        try:
+            yield
+        finally:
+            captures.release()
+        self._has_captured = True
+
+    def _run(self, arrays: Sequence[Array], outputs: Sequence[str]) -> list[Array]:
+        device, stream = self._device, self._stream
         with _nobody_is_to_blame(device):
             device.bind()  # a thread may have instances on several cards
             for array, tensor, staging in zip(arrays, self._tensors, self._staging, strict=True):
                 device.upload(array, tensor, staging, stream)
         with device.computing, device.launching_on(stream):
             device.cuda.check_not_lost()
+            device.cuda.clear_error()  # what failed here before is not the next kernel's
             try:
                 result = self._main(*self._tensors, self._packed)
             except Exception as problem:  # tvm-ffi turns errors of compiled code into many classes

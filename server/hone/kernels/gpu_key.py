@@ -6,6 +6,9 @@ Nothing here makes a CUDA context: a server that only looks takes no memory on t
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +18,11 @@ from hone.kernels.digest import JSON
 
 #: Architectures with instructions of their own: kernels are built for these and run on no other.
 _OWN_INSTRUCTIONS = frozenset({"90", "100"})
+#: What kernels are made for, and nothing older or between (see `compiler.cuda_target.ARCHITECTURES`).
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a")
 _MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NVCC_SECONDS = 20.0
 
 
 class CudaQueries(Protocol):
@@ -46,6 +53,39 @@ def architecture_of(capability: tuple[int, int]) -> str:
     return f"sm_{number}a" if number in _OWN_INSTRUCTIONS else f"sm_{number}"
 
 
+def unsupported(key: DeviceKey) -> str:
+    """Why nothing is compiled for such a GPU; empty where something is."""
+    if key.architecture in ARCHITECTURES:
+        return ""
+    capability: Any = key.fields["compute_capability"]
+    known = ", ".join(name.removeprefix("sm_") for name in ARCHITECTURES)
+    return (
+        f"hone makes no code for {key.fields['name']} (compute capability {'.'.join(map(str, capability))}), only for sm_{known}:"
+        " models on it are answered by their baseline"
+    )
+
+
+def nvcc_version() -> str:
+    """Of PyPI's nvcc, else of the one on PATH, such as "V13.0.88"; "none" where there is none that answers."""
+    installed = package_version("nvidia-cuda-nvcc")
+    found = shutil.which("nvcc")
+    if installed != "none" or found is None:
+        return installed
+    try:
+        ran = subprocess.run(
+            [found, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_NVCC_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    told = re.search(r"release [0-9.]+, (V[0-9.]+)", ran.stdout)
+    return told[1] if told else "none"
+
+
 def find_gpus(
     nvml: Any,
     cuda: CudaQueries,
@@ -72,6 +112,11 @@ def _gpu(nvml: Any, cuda: CudaQueries, ordinal: int, nvcc: str, llvm: str, envir
             return None
 
     capability = cuda.compute_capability(ordinal)
+    # Clocks and power are the card's, whoever has a slice of it; name and memory are the slice's.
+    mig = told(lambda: bool(nvml.nvmlDeviceGetMigMode(device)[0]))
+    card = device
+    if mig:
+        device = _slice(nvml, card, environment) or card
     memory = told(lambda: int(nvml.nvmlDeviceGetMemoryInfo(device).total))
     fields: dict[str, JSON] = {
         "kind": "gpu",
@@ -81,11 +126,11 @@ def _gpu(nvml: Any, cuda: CudaQueries, ordinal: int, nvcc: str, llvm: str, envir
         "num_sms": cuda.num_sms(ordinal),
         "l2_bytes": cuda.l2_bytes(ordinal),
         "memory_bytes": memory,
-        "memory_clock_mhz": told(lambda: int(nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_MEM))),
-        "memory_bus_bits": told(lambda: int(nvml.nvmlDeviceGetMemoryBusWidth(device))),
-        "power_limit_watts": told(lambda: round(nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000)),
+        "memory_clock_mhz": told(lambda: int(nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_MEM))),
+        "memory_bus_bits": told(lambda: int(nvml.nvmlDeviceGetMemoryBusWidth(card))),
+        "power_limit_watts": told(lambda: round(nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000)),
         # CUDA's own counts above are the slice's where MIG is on; the share of MPS it does not tell.
-        "mig": told(lambda: bool(nvml.nvmlDeviceGetMigMode(device)[0])),
+        "mig": mig,
         "mps_percent": _percent(environment.get(_MPS_SHARE)),
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
         "cuda": cuda.runtime_version,
@@ -99,6 +144,24 @@ def _gpu(nvml: Any, cuda: CudaQueries, ordinal: int, nvcc: str, llvm: str, envir
         },
     }
     return Gpu(ordinal, _text(nvml.nvmlDeviceGetUUID(device)), DeviceKey(fields))
+
+
+def _slice(nvml: Any, card: Any, environment: Mapping[str, str]) -> Any:
+    """The MIG device that this process computes on: the one that it was given, else the card's first, as CUDA takes it;
+    None where NVML does not tell."""
+    given = [name.strip() for name in environment.get(_VISIBLE, "").split(",")]
+    try:
+        if given[0].startswith("MIG-"):
+            return nvml.nvmlDeviceGetHandleByUUID(given[0])
+        count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))
+    except nvml.NVMLError:
+        return None
+    for index in range(count):
+        try:
+            return nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        except nvml.NVMLError:
+            continue  # numbers have gaps
+    return None
 
 
 def _text(told: Any) -> str:

@@ -23,7 +23,7 @@ from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_runtime import TvmRuntime, load_cuda
 from hone.errors import Unavailable
 from hone.kernels import CacheUnsafe, DeviceKey, KernelsCache
-from hone.kernels.gpu_key import Gpu
+from hone.kernels.gpu_key import Gpu, unsupported
 from hone.kernels.spare import SpareFolder
 from hone.kernels.statistics import CacheStatistics
 from hone.serving.promotion import Promotions
@@ -34,7 +34,7 @@ from hone.tuning.artifacts import ArtifactLoader, KeyMaker
 from hone.tuning.book import TunerCounters
 from hone.tuning.budget import Budget
 from hone.tuning.gpu_artifacts import GpuArtifactLoader
-from hone.tuning.gpus import kind_of
+from hone.tuning.gpus import kind_of, missing_cuda_tools
 from hone.tuning.holding import OperatorHolds
 from hone.tuning.options import Device, TunerOptions
 from hone.tuning.ports import TunableVersion
@@ -213,6 +213,10 @@ class BackgroundTuning:
         cannot_build = missing_compiler()
         if cannot_build:
             _log.warning("models stay on ONNX Runtime, except for what the cache holds: %s", cannot_build)
+        unsupported_on = {gpu.key.digest: reason for gpu in self._gpus if (reason := unsupported(gpu.key))}
+        cannot_on_gpus = missing_cuda_tools() if len(unsupported_on) < len(self._gpus) else ""
+        for reason in filter(None, [*unsupported_on.values(), cannot_on_gpus]):
+            _log.warning("%s", reason)
         options = TunerOptions(
             mode=settings.tuning,
             budget=Budget(
@@ -226,6 +230,8 @@ class BackgroundTuning:
             kernels_cache=settings.kernels_cache.absolute(),
             spare=self._spare.path if self._spare else None,
             cannot_build=cannot_build,
+            cannot_build_on={gpu.key.digest: cannot_on_gpus for gpu in self._gpus if cannot_on_gpus},
+            unsupported_on=unsupported_on,
             temporary_root=self._cache.path / _STAGING_FOLDER,
         )
         key_of = KeyMaker(keys, margin=options.margin, run_threads=run_threads)

@@ -14,6 +14,8 @@ OWN_BYTES = GIB
 _COMPILER_BYTES = {"sm_90a": 4 * GIB, "sm_100a": 4 * GIB}
 _SMALL_COMPILER_BYTES = GIB * 3 // 2
 _MAX_COMPILERS = 2
+#: Of a GPU's free memory, what is left for serving.
+GPU_RESERVE_BYTES = GIB
 #: Of free memory, what stays free beside tuning.
 _RESERVE_BYTES = GIB // 2
 

@@ -25,7 +25,7 @@ from hone.compiler.cuda.precision import unsupported
 from hone.compiler.onnx_import import ImportedModel
 from hone.compiler.phases.precision import Precision
 from hone.compiler.templates.cutlass.published import scope_of
-from hone.compiler.templates.cutlass.toolchain import find_toolchain
+from hone.compiler.templates.cutlass.toolchain import ToolchainMissing, find_toolchain
 from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine
@@ -77,7 +77,7 @@ class CudaCompile:
         self._precision = Precision(str(spec["precision"]))
         sources, scope = Sources.installed(), scope_of(parts.target)
         board = spec.get("activity")
-        profiler = Profiler(
+        self._profiler = profiler = Profiler(
             parts.device,
             KernelTrials(cache, device.digest),
             activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
@@ -146,7 +146,13 @@ class CudaCompile:
     # --- choices
 
     def _import(self, signature: Signature, tell: Told) -> ImportedModel | NotCompiled:
-        refused = unsupported(self._precision.name, self._parts.target.compute_capability)
+        target = self._parts.target
+        refused = unsupported(self._precision.name, target.compute_capability)
+        if not target.twin:
+            try:  # without it all that follows would be for nothing
+                find_toolchain().check_supports(target.arch)
+            except ToolchainMissing as problem:
+                return NotCompiled("failed", str(problem))
         return import_for(self._path, signature, refused, tell)
 
     def _choose(self, imported: ImportedModel, precision: Precision, seconds: float, tell: Told) -> Choices:
@@ -244,6 +250,14 @@ class CudaCompile:
             if not isinstance(entry, Entry):
                 return NotCompiled("failed", f"kernel {call.digest[:12]} is not in the cache ({entry.reason.value})")
             files[call.digest] = entry.files[KERNEL_FILE]
+        # While they are packed, weights are there twice.
+        needed, room = 2 * sum(int(array.nbytes) for array in imported.params.values()), self._profiler.room_bytes
+        if needed > room:
+            return NotCompiled(
+                "failed",
+                f"its weights take {needed >> 20} MiB while they are packed, and {max(0, room) >> 20} MiB of the GPU's"
+                f" memory are free beside the {self._profiler.limits.reserve_bytes >> 20} kept for serving",
+            )
         constants_digest = self._artifacts.keep_constants(derived_constants(imported))
         if isinstance(constants_digest, NotCompiled):
             return constants_digest

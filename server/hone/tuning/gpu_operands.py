@@ -47,13 +47,13 @@ class Operands:
             return wanted
         num_sets = max(len(uploaded), wanted if isinstance(wanted, int) and rotate else 1)
         try:
-            while len(uploaded) < num_sets:
-                uploaded.append([device.tensor_of(array, stream) for array in arrays])
+            if missing := num_sets - len(uploaded):
+                made = [device.copies_of(array, missing, stream) for array in arrays]
+                uploaded += [list(inputs) for inputs in zip(*made, strict=True)]
             self._uploaded[key] = uploaded
-            return [
-                [*inputs, device.empty((workspace,), "uint8"), device.empty(output.shape, output.dtype)]
-                for inputs in uploaded
-            ]
+            workspaces = device.empty_copies(len(uploaded), (workspace,), "uint8")
+            outputs = device.empty_copies(len(uploaded), output.shape, output.dtype)
+            return [[*each] for each in zip(*zip(*uploaded, strict=True), workspaces, outputs, strict=True)]
         except Exception as problem:  # TVM's allocator and the CUDA runtime say it in their own ways
             if "out of memory" not in str(problem).lower() and not isinstance(problem, MemoryError):
                 raise

@@ -13,7 +13,7 @@ from typing import Any
 
 from hone.compiler.build import BuildFailed
 from hone.compiler.cuda.partition import CudaTemplate, Templates
-from hone.compiler.cuda_target import PRESETS, CudaTarget
+from hone.compiler.cuda_target import CudaTarget, preset_named
 from hone.compiler.metaschedule import RemainingFunction
 from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cutlass.published import published_kernel, scope_of
@@ -94,25 +94,22 @@ def open_gpu(spec: Message, cache: KernelsCache, device: DeviceKey) -> GpuParts:
 
 def target_of(device: DeviceKey) -> CudaTarget:
     """The compiler's view of a device key. What its maker states of speed is scaled from a card of its architecture
-    where the key does not tell. Raises ValueError for an architecture that kernels are not made for."""
+    where the key does not tell, and to a slice of a card by its share. Raises ValueError for an architecture that
+    kernels are not made for."""
     fields: Any = device.fields
     arch = str(fields["architecture"]).removeprefix("sm_")
-    typical = CudaTarget.typical(arch)
-    named = next((one for name, one in PRESETS.items() if _is_named(fields["name"], name)), None)
-    num_sms = int(fields["num_sms"])
+    like = preset_named(str(fields["name"])) or CudaTarget.typical(arch)
+    num_sms, l2_bytes = int(fields["num_sms"]), int(fields["l2_bytes"])
     clock, bits = fields.get("memory_clock_mhz"), fields.get("memory_bus_bits")
+    # Both edges of the clock carry data.
+    memory_gbps = 2 * clock * bits / 8 / 1000 if clock and bits else like.memory_gbps
+    if fields.get("mig"):  # caches are cut like the memory that they stand before
+        memory_gbps *= min(1.0, l2_bytes / like.l2_bytes)
     return CudaTarget.of_architecture(
         arch,
         name=str(fields["name"]),
         num_sms=num_sms,
-        l2_bytes=int(fields["l2_bytes"]),
-        tensor_tflops=named.tensor_tflops if named else typical.tensor_tflops * num_sms / typical.num_sms,
-        # Both edges of the clock carry data.
-        memory_gbps=2 * clock * bits / 8 / 1000 if clock and bits else (named or typical).memory_gbps,
+        l2_bytes=l2_bytes,
+        tensor_tflops=like.tensor_tflops * num_sms / like.num_sms,
+        memory_gbps=memory_gbps,
     )
-
-
-def _is_named(told: Any, preset: str) -> bool:
-    """Whether NVML's name, such as "NVIDIA A100-SXM4-80GB", is that of a preset."""
-    words = str(told).lower().replace("-", " ").replace("geforce ", "").replace("rtx ", "rtx").split()
-    return preset in words

@@ -83,19 +83,15 @@ class GpuSearch:
     counts: SearchCounts = field(default_factory=SearchCounts)
     clock: Callable[[], float] = time.monotonic
     _best: dict[str, Ranked] = field(default_factory=dict)
+    _cannot_build: BuildFailed | None = None
+    """What this machine lacks to build any kernel: those that are there are measured all the same."""
 
     def decide(self, wanted: Wanted, seconds: float, tell: Callable[[float, str], None]) -> dict[str, Candidate]:
         """The best candidate by the workload's digest. Workloads that the time is not enough for are left out. A pair
         is in only where one kernel is faster than two. Raises DeviceLost."""
-        began = self.clock()
         weighed = sorted(wanted.counts.items(), key=lambda item: -item[1] * self._modelled_ns(item[0]))
         contests = [workload for workload, _ in weighed] + [pair.fused for pair in wanted.pairs]
-        found: dict[str, Ranked] = {}
-        for at, workload in enumerate(contests):
-            left = seconds - (self.clock() - began)
-            ranked = self._ranked(workload, left, lambda text, at=at: tell(at / len(contests), text))  # type: ignore[misc]
-            if ranked is not None:
-                found[workload.digest] = ranked
+        found = self._ranked_all(contests, {**wanted.counts}, seconds, tell)
         for pair in wanted.pairs:
             fused = found.pop(pair.fused.digest, None)
             parts = [found.get(workload.digest) for workload in (pair.first, pair.second)]
@@ -112,15 +108,12 @@ class GpuSearch:
     ) -> dict[str, int]:
         """By the operator's digest, the multiple that its sizes are rounded up to; 1 where padding does not pay. What
         could not be measured is left out. The copy that some need counts by what memory takes at least."""
-        began = self.clock()
         chosen: dict[str, int] = {}
-        for at, padding in enumerate(paddings):
-            times = []
-            for workload in (padding.operator, padding.padded):
-                left = seconds - (self.clock() - began)
-                ranked = self._ranked(workload, left, lambda text, at=at: tell(at / len(paddings), text))  # type: ignore[misc]
-                times.append(ranked.ns if ranked is not None else None)
-            bare, padded = times
+        contests = dict.fromkeys(one for padding in paddings for one in (padding.operator, padding.padded))
+        found = self._ranked_all(list(contests), {}, seconds, tell)
+        for padding in paddings:
+            ranked = [found.get(workload.digest) for workload in (padding.operator, padding.padded)]
+            bare, padded = (one.ns if one is not None else None for one in ranked)
             if padded is None:
                 continue
             padded += 1e3 * self.target.microseconds(0.0, padding.copied_bytes)
@@ -131,6 +124,31 @@ class GpuSearch:
         """What was measured of a workload, as it is kept; None where nothing is. `limit_ns`: what arithmetic and
         traffic take at least by what the GPU's maker states; null where that is not known."""
         return read_decision(self.cache, self._key(workload), RANKING_FILE)
+
+    def _ranked_all(
+        self,
+        contests: Sequence[Workload],
+        counts: Mapping[Workload, int],
+        seconds: float,
+        tell: Callable[[float, str], None],
+    ) -> dict[str, Ranked]:
+        """By the workload's digest. Each has its part of the time by its modelled part of the model's, so that where
+        kernels are still to be built the heaviest do not leave the others nothing; what is over then goes to those
+        that were not finished."""
+        began = self.clock()
+        found: dict[str, Ranked] = {}
+        for turn in range(2):
+            weights = [counts.get(one, 1) * self._modelled_ns(one) for one in contests]
+            for at, workload in enumerate(contests):
+                left = seconds - (self.clock() - began)
+                if turn and (left <= 0 or workload.digest in self._best):
+                    continue
+                part = left if turn else left * weights[at] / max(sum(weights[at:]), 1e-9)
+                told = (turn + at / len(contests)) / 2
+                ranked = self._ranked(workload, part, lambda text, told=told: tell(told, text))  # type: ignore[misc]
+                if ranked is not None:
+                    found[workload.digest] = ranked
+        return found
 
     # --- one workload
 
@@ -219,9 +237,15 @@ class GpuSearch:
                     future.cancel()
 
     def _build(self, workload: Workload, template: CudaTemplate, candidate: Candidate) -> Kernel | BuildFailed:
+        lacking = self._cannot_build
+        if lacking is not None and not self.kernels.has(self.kernels.digest_of(template, workload, candidate)):
+            return lacking
         try:
             return self.kernels.get(template, workload, candidate)
         except BuildFailed as problem:
+            if isinstance(problem.__cause__, OSError) and self._cannot_build is None:
+                self._cannot_build = problem
+                _log.warning("no more kernels are built in this job: %s", problem)
             return problem
 
     def _modelled_ns(self, workload: Workload) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hone.specialization import CPU
 from hone.tuning.budget import Budget
@@ -32,6 +32,10 @@ class TunerOptions:
     """Where tuning processes get temporary folders; None for the system's place."""
     cannot_build: str = ""
     """Why nothing can be compiled here (no C++ compiler); what is in the cache is used all the same."""
+    cannot_build_on: Mapping[str, str] = field(default_factory=dict)
+    """The same by the digest of a device key (no nvcc)."""
+    unsupported_on: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing will ever be compiled for a kind of device, by its key's digest."""
     frequent_interval_seconds: float = 30.0
     """Seconds between two looks for signatures that have become frequent."""
     idle_seconds: float = 10.0
@@ -41,6 +45,13 @@ class TunerOptions:
     cache_bytes: int = 32 << 20
     """Of the processor's last cache: measured inputs rotate through more."""
     command: Sequence[str] = WORKER_COMMAND
+
+    def hindrance(self, device: str) -> tuple[Literal["", "unsupported", "failed"], str]:
+        """The outcome of all that would have to be compiled for a kind of device, and why; empty where it can be."""
+        if reason := self.unsupported_on.get(device, ""):
+            return "unsupported", reason
+        reason = self.cannot_build or self.cannot_build_on.get(device, "")
+        return ("failed" if reason else ""), reason
 
 
 @dataclass(frozen=True, slots=True)

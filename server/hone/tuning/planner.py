@@ -165,7 +165,7 @@ class Planner:
                 memory.withdraw(plain)
             known = memory.recall(bucket.digest)
             there = known.state in ("passed", "unproven")
-            if known.state == "quarantined" or (self._options.cannot_build and not there):
+            if known.state == "quarantined" or (self._options.hindrance(bucket.device)[0] and not there):
                 continue
             if not bucket.generation or bucket.serves_plain:
                 bucket.outcome, bucket.reason, bucket.verdict = "", "", {}
@@ -252,8 +252,9 @@ class Planner:
         if record.tuning_on(bucket.device).mode == "cache" and known.state == "absent":
             bucket.outcome, bucket.reason = "refused", "it is not in the cache, and tuning is 'cache'"
             return None
-        if self._options.cannot_build and known.state == "absent":
-            bucket.outcome, bucket.reason = "failed", self._options.cannot_build
+        outcome, reason = self._options.hindrance(bucket.device)
+        if outcome and known.state == "absent":
+            bucket.outcome, bucket.reason = outcome, reason
             return None
         return "gate" if known.state == "unproven" else "build"
 

@@ -19,11 +19,14 @@ from hone.engines.cuda_device import CudaDevice
 from hone.engines.cuda_runtime import CudaError
 from hone.errors import EngineError
 from hone.tuning.activity import Activity
+from hone.tuning.budget import GPU_RESERVE_BYTES
 from hone.tuning.kernel_trials import KernelTrials
 
 _log = logging.getLogger(__name__)
 
 _NS = 1_000_000_000
+#: Of a burst: a graph of more takes long to make.
+_MAX_LAUNCHES = 4096
 Call = Callable[[Sequence[Any]], None]
 """Launches a kernel on one set of operands."""
 
@@ -38,10 +41,10 @@ class ProfilerLimits:
     """The longest stretch of launches: requests in flight wait so long at most."""
     sample_seconds: float = 0.002
     """What a sample should fill, of short kernels."""
-    reserve_bytes: int = 1 << 30
+    reserve_bytes: int = GPU_RESERVE_BYTES
     """Of the device's free memory, what is left for serving."""
     num_rounds: int = 5
-    max_sets: int = 256
+    max_sets: int = 4096
     cut: float = 1.5
     """After its first round, who takes so many times the best's time is measured no further."""
 
@@ -107,10 +110,15 @@ class Profiler:
         cuda.destroy_event(self._last)
         cuda.destroy_stream(self.stream)
 
+    @property
+    def room_bytes(self) -> int:
+        """What may be taken of the device's memory now; below 0 where the reserve for serving is not even free."""
+        free, _ = self.device.cuda.free_and_total_bytes()
+        return free - self.limits.reserve_bytes
+
     def num_sets(self, set_bytes: int) -> int | Skipped:
         """How many times operands of so many bytes are wanted: over twice the last cache, as far as memory goes."""
-        free, _ = self.device.cuda.free_and_total_bytes()
-        room = free - self.limits.reserve_bytes
+        room = self.room_bytes
         if set_bytes > room:
             return Skipped(
                 f"its operands take {_mib(set_bytes)}, and {_mib(max(0, room))} of the GPU's memory are free beside"
@@ -180,7 +188,7 @@ class Profiler:
             return once
         most = self.limits.burst_seconds * _NS / max(once, 1.0)
         enough = self.limits.sample_seconds * _NS / max(once, 1.0)
-        subject._num_launches = max(1, int(min(most, max(enough, len(subject.sets)), 4096)))
+        subject._num_launches = max(1, int(min(most, max(enough, len(subject.sets)), _MAX_LAUNCHES)))
         cuda = self.device.cuda
         if subject._num_launches == 1:
             subject._by = "launches"
@@ -194,6 +202,7 @@ class Profiler:
             subject._by = "graph"
         except Exception as problem:  # what compiled code raises, or CUDA's refusal to capture
             self._check(subject, problem)
+            self._forget(subject)  # a graph of some of the launches would be timed for all of them
             _log.info("kernel %s is timed by single launches: %s", subject.digest[:12], problem)
             subject._by = "launches"
         return None
@@ -255,6 +264,7 @@ class Profiler:
         """Launch and wait until it is done: within the candidate's time, else the device is taken for hung."""
         try:
             with self.device.launching_on(self.stream):
+                self.device.cuda.clear_error()
                 launch()
             self._wait(subject)
         except DeviceLost:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hone.engines.cuda_runtime import CudaError
-from hone.errors import HoneError
+from hone.errors import EngineBusy, HoneError
 from hone.specialization import Specialization
 from hone.tuning.gate import check_outputs
 from hone.tuning.inputs import Domain, InputSet, draw
@@ -18,13 +18,15 @@ from hone.tuning.ports import EngineLoader, TunableVersion
 from hone.tuning.record import Bucket
 from hone.tuning.samples import repeated_rows
 from hone.tuning.settings import ModelTuning
-from hone.types import Engine
+from hone.types import Array, Engine, EngineInstance
 
 _log = logging.getLogger(__name__)
 
 #: Of the inputs that the check is made on; not one of those that the gate saw.
 _CHECK_SEED = 7
 _NUM_WARM = 2
+#: A model that is loaded onto a GPU may keep it busy for so long.
+_BUSY_SECONDS, _BUSY_POLL_SECONDS = 120.0, 0.05
 #: Pauses between pieces of work, as a multiple of what the piece took, and at most: each piece takes the interpreter
 #: and a core from requests, which catch up meanwhile.
 _REST_RATIO, _MAX_REST_SECONDS = 2.0, 0.02
@@ -98,7 +100,7 @@ def _check(
         with running():
             instance = engine.instantiate()
             for _ in range(_NUM_WARM):
-                found = instance.run(inputs.arrays, names)
+                found = _run(instance, inputs, names)
     except HoneError as problem:
         broke = isinstance(problem, CudaError) and problem.is_poisoning
         return Refused(f"it failed when it was warmed: {problem}", "error" if broke else "")
@@ -113,6 +115,18 @@ def _check(
     )
     wrong = next((check for check in checks if not check.passed), None)
     return Refused(f"its outputs are wrong as loaded here: {wrong.reason}", "outputs") if wrong is not None else None
+
+
+def _run(instance: EngineInstance, inputs: InputSet, names: Sequence[str]) -> list[Array]:
+    """Waits where the engine cannot run at this moment."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return instance.run(inputs.arrays, names)
+        except EngineBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_POLL_SECONDS)
 
 
 def _inputs(bucket: Bucket, told: object, samples: Sequence[InputSet], *, batching: bool) -> InputSet | None:

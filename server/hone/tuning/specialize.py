@@ -21,6 +21,7 @@ from hone.engines.onnxruntime_cuda import load_baseline
 from hone.errors import DeviceLost, HoneError
 from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
+from hone.tuning.budget import GPU_RESERVE_BYTES
 from hone.tuning.domains import derive_domains
 from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
@@ -162,7 +163,7 @@ def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Led
     emit("stage", stage="loading the baseline", progress=0.0)
     settings = baseline_settings(spec)
     transfers = CudaTransfers.load() if settings.gpu is not None else None
-    baseline = load_baseline(work.path, settings, transfers, falls_back=False)
+    baseline = load_baseline(work.path, settings, transfers, falls_back=False, reserve_bytes=GPU_RESERVE_BYTES)
     tasks = spec["tasks"]
     began = time.monotonic()
     passed_rows: list[int] = [int(rows) for rows in spec.get("passed_rows", ())]

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hone.engines import onnxruntime_cuda
+from hone.engines import onnxruntime, onnxruntime_cuda
 from hone.engines.cuda_runtime import CudaRuntime
 from hone.engines.cuda_transfers import CudaTransfers
 from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
@@ -89,6 +89,53 @@ def test_the_session_is_on_its_card_and_on_a_stream_of_its_own(load, path, cudar
     assert engine.stream.handle in cudart.streams
     assert engine.kind == "onnxruntime"
     assert [spec.name for spec in engine.inputs] == ["X", "KEEP"]
+
+
+def test_libraries_from_pypi_are_loaded_for_the_provider_and_its_complaints_told(path, monkeypatch, capsys):
+    """The provider's own library does not look among PyPI's packages. The ONNX Runtime of this environment has none."""
+    calls = []
+
+    def preload():
+        calls.append(1)
+        print("Failed to load libcublasLt.so.13: no such file")
+
+    onnxruntime._load_cuda_libraries.cache_clear()
+    monkeypatch.setattr(onnxruntime.ort, "preload_dlls", preload)
+    really = onnxruntime._open
+    monkeypatch.setattr(onnxruntime, "_open", lambda *told: really(*told[:3], ["CPUExecutionProvider"]))
+    try:
+        onnxruntime.make_session(path, 0, 1)
+        assert not calls, "the CPU needs none"
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"did not start on GPU 0.*Failed to load libcublasLt"):
+                onnxruntime.make_session(path, 0, 1, {"device_id": "0"})
+        assert calls == [1]
+        assert capsys.readouterr().out == ""
+    finally:
+        onnxruntime._load_cuda_libraries.cache_clear()
+
+
+def test_a_load_waits_for_captures_and_they_for_it(load, path, transfers, monkeypatch):
+    held = []
+    real = onnxruntime_cuda.cuda_provider
+    monkeypatch.setattr(
+        onnxruntime_cuda, "cuda_provider", lambda *told: held.append(transfers.captures.locked()) or real(*told)
+    )
+    load(path)
+    assert held == [True]
+    assert not transfers.captures.locked()
+
+
+def test_memory_is_left_for_others(load, path, cudart):
+    cudart.free_bytes = 5 << 30
+    load(path, reserve_bytes=1 << 30)
+    options = load.made[0][2]
+    assert options["gpu_mem_limit"] == str(4 << 30)
+    assert options["arena_extend_strategy"] == "kSameAsRequested"
+    streams = set(cudart.streams)
+    with pytest.raises(EngineError, match="5120 MiB of GPU 1 are free, and as much is kept for serving"):
+        load(path, reserve_bytes=5 << 30)
+    assert cudart.streams == streams
 
 
 def test_outputs_are_those_of_the_cpu_whatever_their_shapes(load, path):

@@ -17,7 +17,7 @@ from hone.engines.tvm import PackedWeights
 from hone.engines.tvm_artifact import KERNEL_FILE
 from hone.engines.tvm_cuda import TvmCudaEngine, _let_go
 from hone.engines.tvm_runtime import TvmRuntime
-from hone.errors import DeviceLost, EngineError
+from hone.errors import DeviceLost, EngineBusy, EngineError
 from hone.specialization import DEVICE_ORDINAL
 from tests.fake_cuda import H100, LAUNCH_FAILURE, OUT_OF_MEMORY, FakeCudart
 from tests.unit.engines.tvm_artifacts import CONSTANTS, MANIFEST, MODEL, baseline, compile_to, small_network
@@ -202,6 +202,38 @@ def _flat(things):
             yield thing.tensor
 
 
+def test_a_first_run_leaves_a_load_alone_and_later_ones_need_not(folder, devices):
+    """TVM captures in the first run, which a model that is loaded onto a GPU would spoil."""
+    early, late = (load(folder, devices[:1]).instantiate() for _ in range(2))
+    early.run(image(), ["y"])
+    with devices[0].captures:  # somebody loads
+        (found,) = early.run(image(), ["y"])
+        with pytest.raises(EngineBusy, match="a model is being loaded"):
+            late.run(image(), ["y"])
+    np.testing.assert_array_equal(late.run(image(), ["y"])[0], found)
+
+
+def test_a_first_run_that_failed_is_still_the_first(folder, devices, monkeypatch):
+    instance = load(folder, devices[:1]).instantiate()
+    main = instance._main
+    monkeypatch.setattr(instance, "_main", lambda *arguments: main())
+    with pytest.raises(EngineError):
+        instance.run(image(), ["y"])
+    assert devices[0].captures.acquire(blocking=False)
+    with pytest.raises(EngineBusy):
+        instance.run(image(), ["y"])
+    devices[0].captures.release()
+
+
+def test_what_failed_before_is_not_the_next_kernels(folder, devices, cudart):
+    instance = load(folder, devices[:1]).instantiate()
+    main, kept = instance._main, []
+    instance._main = lambda *arguments: kept.append(cudart.cudaGetLastError()) or main(*arguments)
+    cudart.fail(OUT_OF_MEMORY)  # inside a library, which went on without it
+    instance.run(image(), ["y"])
+    assert kept == [0]
+
+
 def test_wrong_inputs_are_named(folder, devices):
     instance = load(folder, devices[:1]).instantiate()
     with pytest.raises(EngineError, match="input 'x' is missing"):
@@ -228,6 +260,20 @@ def test_large_inputs_go_in_parts(devices, cudart):
     assert len(cudart.copies) == 2
     back = device.download(tensor, array.shape, array.dtype, stream)
     np.testing.assert_array_equal(back, array)
+
+
+def test_copies_in_one_piece_are_apart_and_keep_it(devices, cudart):
+    stream = devices[0].cuda.create_stream()
+    array = np.arange(35, dtype=np.float32).reshape(5, 7)
+    tensors = devices[0].copies_of(array, 3, stream)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert [one - addresses[0] for one in addresses] == [0, 256, 512]
+    assert [kind for kind, _ in cudart.copies] == [1, 3, 3], "brought to the card once"
+    last = tensors[-1]
+    del tensors
+    gc.collect()
+    np.testing.assert_array_equal(np.from_dlpack(last), array)
+    assert [tuple(one.shape) for one in devices[0].empty_copies(2, (), "float16")] == [(), ()]
 
 
 def test_an_empty_tensor_is_no_copy(devices, cudart):

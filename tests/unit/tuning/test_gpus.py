@@ -11,7 +11,8 @@ from hone.engines.cuda_runtime import CudaRuntime
 from hone.engines.placed import PlacedEngine
 from hone.protos import config_pb
 from hone.specialization import VersionRef
-from hone.tuning.gpus import detect_gpus, kind_of
+from hone.tuning import gpus as gpus_module
+from hone.tuning.gpus import detect_gpus, kind_of, look_for_gpus, missing_cuda_tools
 from hone.tuning.served import ServedVersions
 from tests.fake_cuda import H100, FakeCudart, FakeNvml
 from tests.unit.tuning.fakes import Engine
@@ -65,8 +66,26 @@ def test_a_runtime_that_does_not_answer_is_told(machine, caplog, monkeypatch):
     cudart.cudaGetDeviceCount = lambda found: 35
     monkeypatch.setattr(CudaRuntime, "load", classmethod(lambda cls: cls(cudart)))
     assert detect_gpus() == ()
-    assert "GPUs are here and are not used" in caplog.text
+    assert "GPUs are here and are not used, models run on the CPU" in caplog.text
+    assert "the driver is for CUDA 12.4 and older, install a newer one" in caplog.text
     assert nvml.num_open == 0
+
+
+def test_a_container_without_gpus_is_told_to_ask_for_them(machine, monkeypatch):
+    machine(H100)
+    cudart = FakeCudart([H100])
+    cudart.cudaGetDeviceCount = lambda found: 100
+    monkeypatch.setattr(CudaRuntime, "load", classmethod(lambda cls: cls(cudart)))
+    assert "CUDA_VISIBLE_DEVICES" in look_for_gpus()[1]
+
+
+def test_tools_that_are_missing_are_named(monkeypatch):
+    assert missing_cuda_tools() == ""
+    monkeypatch.setattr(gpus_module, "package_version", lambda name: "none")
+    assert "CUTLASS's headers are not installed" in missing_cuda_tools()
+    monkeypatch.setattr(gpus_module, "nvcc_version", lambda: "none")
+    assert "no nvcc is installed, neither from PyPI (pip install 'hone[cuda]') nor on PATH" in missing_cuda_tools()
+    assert "answered by their baseline" in missing_cuda_tools()
 
 
 def served(places, accelerators="", baseline=None, precisions=None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hone.engines.cuda_device import CPU_TYPE, CudaDevice
@@ -11,7 +13,7 @@ from hone.kernels import KernelsCache
 from hone.tuning.activity import Activity
 from hone.tuning.kernel_trials import KernelTrials
 from hone.tuning.profiler import DeviceLost, Profiler, ProfilerLimits, Skipped, Subject, Timing
-from tests.fake_cuda import H100, LAUNCH_FAILURE, FakeCudart
+from tests.fake_cuda import H100, INVALID, LAUNCH_FAILURE, NOT_READY, SUCCESS, FakeCudart
 
 
 class Rig:
@@ -99,6 +101,7 @@ def test_it_rests_only_while_requests_are_in_flight(rig):
 def test_operands_fill_more_than_twice_the_cache(rig):
     assert rig.profiler.num_sets(10 << 20) == 11
     assert rig.profiler.num_sets(1 << 30) == 2
+    assert rig.profiler.num_sets(64 << 10) == 1601
 
 
 def test_memory_for_serving_is_left(rig):
@@ -142,6 +145,69 @@ def test_refused_captures_are_timed_by_launches(rig):
     rig.cudart.cudaStreamBeginCapture = lambda stream, mode: 901
     subject, _ = rig.kernel(10_000)
     assert rig.profiler.measure(subject) == Timing(pytest.approx(10_000), 5, "launches")
+
+
+def test_a_graph_of_some_of_the_launches_is_not_timed_for_all(rig):
+    launches = itertools.count()
+
+    def refuse_in_the_middle_of_the_capture():
+        if next(launches) == 10:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    subject, _ = rig.kernel(10_000, then=refuse_in_the_middle_of_the_capture)
+    assert rig.profiler.measure(subject) == Timing(pytest.approx(10_000), 5, "launches")
+    assert not rig.cudart.graphs
+
+
+def test_a_context_that_breaks_under_a_graph_is_told_as_such(rig):
+    subject, _ = rig.kernel(10_000)
+    launch, num_replays = rig.cudart.cudaGraphLaunch, []
+
+    def break_at_the_third(graph, stream):
+        num_replays.append(graph)
+        if len(num_replays) == 3:
+            rig.cudart.failure = LAUNCH_FAILURE
+        return launch(graph, stream)
+
+    rig.cudart.cudaGraphLaunch = break_at_the_third
+    with pytest.raises(DeviceLost, match="broke the GPU's context"):
+        rig.profiler.measure(subject)
+    assert rig.trials.blocked(subject.digest)
+
+
+def test_a_wait_leaves_no_error_for_the_next_launch(rig):
+    """A kernel is checked by asking the runtime what failed last, and "not ready" is kept like any failure."""
+    polls = iter([NOT_READY] * 3)
+    rig.cudart.cudaEventQuery = lambda event: rig.cudart.fail(next(polls, SUCCESS))
+    kept = []
+    subject, _ = rig.kernel(10_000, then=lambda: kept.append(rig.cudart.cudaGetLastError()))
+    for _ in range(2):
+        assert rig.profiler.run_once(subject) is None
+    assert kept == [SUCCESS, SUCCESS]
+
+
+def test_a_refusal_is_not_told_of_the_next_kernel(rig):
+    def refuse():
+        rig.cudart.fail(INVALID)  # as cudaFuncSetAttribute does of too much shared memory
+        raise RuntimeError("initialize: Error Internal (invalid argument)")
+
+    refused, _ = rig.kernel(10_000, then=refuse)
+    assert isinstance(rig.profiler.run_once(refused), Skipped)
+    kept = []
+    innocent, _ = rig.kernel(10_000, digest="b" * 64, then=lambda: kept.append(rig.cudart.cudaGetLastError()))
+    assert rig.profiler.run_once(innocent) is None
+    assert kept == [SUCCESS]
+
+
+@pytest.mark.parametrize("code", [214, 226, 721, 999])
+def test_what_the_hardware_reports_ends_the_process(rig, code):
+    def crash():
+        rig.cudart.failure = code
+
+    subject, _ = rig.kernel(10_000, then=crash)
+    with pytest.raises(DeviceLost):
+        rig.profiler.run_once(subject)
+    assert rig.device.cuda.lost
 
 
 def test_nothing_is_left_on_the_device(rig):

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from hone.errors import EngineError, InvalidRequest, NotFound
+from hone.errors import EngineBusy, EngineError, InvalidRequest, NotFound
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
 from hone.types import TensorSpec
@@ -198,6 +198,41 @@ def test_without_a_compiler_the_cache_is_used_and_the_rest_says_why(tmp_path):
     assert rig.children() == []
     assert set(rig.serving.running()) == {ONE}
     assert rig.buckets()[TWO]["reason"] == "no C++ compiler was found"
+
+
+def test_an_engine_that_is_busy_is_waited_for(rig):
+    class Busy(Engine):
+        def run(self, inputs, outputs):
+            self.num_refused = getattr(self, "num_refused", 0) + 1
+            if self.num_refused <= 2:
+                raise EngineBusy("a model is being loaded onto a GPU")
+            return super().run(inputs, outputs)
+
+    rig.make_engine = lambda digest: Busy(kind="tvm")
+    rig.model({"*": PASS}, max_batch_size=1)
+    rig.run()
+    assert set(rig.serving.running()) == {ONE}
+    (engine,) = rig.engines.values()
+    assert engine.num_refused > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({"unsupported_on": {"gpu": "no code for compute capability 7.0"}}, "unsupported"),
+        ({"cannot_build_on": {"gpu": "no code for compute capability 7.0"}}, "failed"),
+    ],
+)
+def test_what_one_kind_of_device_lacks_hinders_no_other(tmp_path, options, outcome):
+    rig = Rig(tmp_path, kinds=(("cpu:0", "cpu"), ("gpu:0", "gpu")), plain=True, **options)
+    rig.model({"*": PASS}, max_batch_size=1)
+    rig.run()
+    assert set(rig.serving.running("cpu")) == {ONE}
+    assert not rig.serving.running("gpu")
+    assert {tasks[0][0].split("/")[2] for tasks in rig.children()} == {"cpu"}
+    told = {bucket["device"]: (bucket["outcome"], bucket["reason"]) for bucket in rig.status()["buckets"]}
+    assert told["gpu"] == (outcome, "no code for compute capability 7.0")
+    assert rig.tuner.stop()
 
 
 def test_quarantined_artifacts_are_neither_loaded_nor_made(rig):

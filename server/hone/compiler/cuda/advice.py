@@ -8,7 +8,7 @@ each says which.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hone.compiler.choices import Choices
@@ -63,12 +63,18 @@ class UnalignedAdvice:
 
 @dataclass(frozen=True, slots=True)
 class ActivationAdvice:
-    """An activation in a kernel's epilogue, and how much of the layer's time any other would take at most."""
+    """An activation in a kernel's epilogue, and what it takes: `extra_ratio` of the layer's time without it.
+
+    Where that was measured it is this activation's; modelled, it is what the dearest would take.
+    """
 
     layer: str
     activation: str
     num_layers: int
+    cost: Cost
+    without: Cost
     extra_ratio: float
+    source: str
     is_free: bool
 
 
@@ -202,14 +208,44 @@ def _sizes(operator: Workload) -> tuple[int, int]:
 
 def _activations(wanted: Wanted, costs: _Costs) -> Iterable[ActivationAdvice]:
     for workload, num_layers in wanted.counts.items():
-        found = [step.op for step in workload.epilogue if step.op in ACTIVATIONS]
+        found = [at for at, step in enumerate(workload.epilogue) if step.op in ACTIVATIONS]
         if not found:
             continue
-        # Beside what the tensor cores do; it shows where they wait for nothing else.
-        extra = _ACTIVATION_OPERATIONS * workload.output.num_elements
-        extra_us = costs.target.microseconds(extra / _VECTOR_SHARE, 0)
-        ratio = extra_us / (costs.of(workload).microseconds)
-        yield ActivationAdvice(str(workload), found[-1], num_layers, round(ratio, 4), ratio <= _FREE)
+        cost, without = costs.of(workload), costs.of(without_step(workload, found[-1]))
+        if cost.source == without.source == "measured":
+            source, ratio = "measured", max(0.0, cost.microseconds / without.microseconds - 1.0)
+        else:
+            # Beside what the tensor cores do; it shows where they wait for nothing else.
+            extra = _ACTIVATION_OPERATIONS * workload.output.num_elements
+            source, ratio = "modelled", costs.target.microseconds(extra / _VECTOR_SHARE, 0) / cost.microseconds
+        yield ActivationAdvice(
+            str(workload),
+            workload.epilogue[found[-1]].op,
+            num_layers,
+            cost,
+            without,
+            round(ratio, 4),
+            source,
+            ratio <= _FREE,
+        )
+
+
+def without_step(workload: Workload, at: int) -> Workload:
+    """The workload less one step of its epilogue that has a single value as its operand."""
+    (operand,) = [operand for operand in workload.epilogue[at].operands if operand.kind == "value"]
+
+    def moved(other: Operand) -> Operand:
+        # Value 0 is the operator's own, and value n the n-th step's.
+        if other.kind != "value" or other.at <= at:
+            return other
+        return operand if other.at == at + 1 else Operand("value", other.at - 1)
+
+    steps = [
+        Step(step.op, tuple(moved(one) for one in step.operands))
+        for number, step in enumerate(workload.epilogue)
+        if number != at
+    ]
+    return replace(workload, epilogue=tuple(steps))
 
 
 def _deepen(wanted: Wanted, costs: _Costs, templates: Templates) -> Iterable[DeepenAdvice]:

@@ -31,7 +31,8 @@ _STEPS = {
 }
 #: Steps by which a layer is not linear.
 ACTIVATIONS = frozenset(
-    {"relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "erf"}
+    {"relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid", "tanh"}
+    | {"softplus", "erf"}
 )
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 #: After these, values are whole numbers within bounds, which a cast to an integer does not change.

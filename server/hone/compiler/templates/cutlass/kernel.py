@@ -19,7 +19,7 @@ from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.templates.base import KERNEL_PREFIX, Candidate
 from hone.compiler.templates.cutlass.render import SOURCES, render
 from hone.compiler.templates.cutlass.resources import KernelResources
-from hone.compiler.templates.cutlass.toolchain import CompileReport, CudaToolchain, find_toolchain
+from hone.compiler.templates.cutlass.toolchain import CompileReport, CudaToolchain, find_toolchain, machine_failed
 from hone.compiler.templates.packing import Packing
 from hone.compiler.workload import Workload
 from hone.kernels.digest import digest_of, digest_of_bytes
@@ -50,7 +50,10 @@ class CutlassKernel:
         self.name, self.digest = KERNEL_PREFIX + digest, digest
         self.source = render(recipe.source, {**recipe.values, "name": self.name})
         self._toolchain = toolchain
-        folder = Path(tempfile.mkdtemp(prefix="hone-kernel-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="hone-kernel-"))
+        except OSError as problem:
+            raise machine_failed(problem) from problem
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = folder / "kernel.so"
         folders = [*(toolchain.cutlass / name for name in recipe.folders), SOURCES / "stand_ins"]

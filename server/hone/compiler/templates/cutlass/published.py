@@ -79,7 +79,8 @@ def published_kernel(
         raise BuildRefused(str(candidate), NvccFailed("refused it before", reason))
     entry = cache.get_or_build("kernels", digest, scope, lambda: _build(cache, template, workload, candidate, target))
     if isinstance(entry, Failure):
-        raise BuildFailed(str(candidate), OSError(f"could not be kept: {entry.reason.value} {entry.detail}"))
+        problem = OSError(f"it was built and could not be kept in {cache.path}: {entry.reason.value} ({entry.detail})")
+        raise BuildFailed(str(candidate), problem) from problem
     return PublishedKernel(digest, entry.files[KERNEL_FILE])
 
 

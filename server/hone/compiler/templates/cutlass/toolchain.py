@@ -7,6 +7,7 @@ installed CUDA toolkit; whichever it is, its version goes into digests, so kerne
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import shutil
@@ -51,9 +52,17 @@ class ToolchainMissing(BuildFailed):
 
     def __init__(self, missing: str) -> None:
         problem = FileNotFoundError(
-            f"{missing}. Kernels that the cache holds still serve, and TVM's own schedules need no nvcc"
+            f"{missing}. Until then models on GPUs are answered by their baseline; all else goes on"
         )
         super().__init__("CUDA toolchain", problem)
+
+
+#: How compilers say that the machine, and not the source, is why they end: another time they may not.
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+_OF_THE_MACHINE = re.compile(
+    r"died due to signal (7|9|15)\b|Killed signal|Terminated signal|[Oo]ut of memory|[Cc]annot allocate memory"
+    r"|memory exhausted|bad_alloc|Input/output error|Read-only file system|Too many open files"
+)
 
 
 class NvccFailed(Exception):
@@ -105,6 +114,14 @@ class CudaToolchain:
     def supports(self, arch: str) -> bool:
         return arch in self.architectures
 
+    def check_supports(self, arch: str) -> None:
+        """Raises ToolchainMissing for an architecture that this nvcc does not know."""
+        if not self.supports(arch):
+            raise ToolchainMissing(
+                f"nvcc {self.version} makes no code for sm_{arch}, only for {', '.join(self.architectures)}:"
+                " install another CUDA toolkit"
+            )
+
     def compile(
         self, source: str, output: Path, target: CudaTarget, *, num_gib: float = 1.0, folders: Sequence[Path] = ()
     ) -> CompileReport:
@@ -113,13 +130,16 @@ class CudaToolchain:
         Waits for one of two compiler slots of this machine, and for that much free memory. Raises BuildFailed with an
         NvccFailed that holds the compiler's log, and ToolchainMissing for an architecture that this nvcc does not know.
         """
-        if not self.supports(target.arch):
-            raise ToolchainMissing(
-                f"nvcc {self.version} makes no code for sm_{target.arch}, only for {', '.join(self.architectures)}:"
-                " install another CUDA toolkit"
-            )
+        self.check_supports(target.arch)
         # A twin has no device code that is run: one architecture for all keeps one build for all.
         arch = "80" if target.twin else target.arch
+        try:
+            return self._compile(source, output, arch, num_gib, folders)
+        except OSError as problem:
+            raise machine_failed(problem) from problem
+
+    def _compile(self, source: str, output: Path, arch: str, num_gib: float, folders: Sequence[Path]) -> CompileReport:
+        """Raises BuildFailed, OSError."""
         includes = [self.cutlass / "include", self.cutlass / "tools" / "util" / "include", *folders]
         includes += [Path(folder) for folder in tvm_ffi.libinfo.include_paths()]
         with tempfile.TemporaryDirectory(prefix="hone-nvcc-") as folder:
@@ -135,7 +155,10 @@ class CudaToolchain:
                 seconds = time.monotonic() - started
         log = ran.stdout + ran.stderr
         if ran.returncode != 0:
-            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=ran.returncode > 0 and "error" in log)
+            if _NO_ROOM.search(log):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            is_refusal = ran.returncode > 0 and "error" in log and not _OF_THE_MACHINE.search(log)
+            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=is_refusal)
             raise BuildFailed("a CUTLASS kernel", refused) from refused
         return CompileReport(log, parse_resources(log), seconds)
 
@@ -264,8 +287,17 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
     except subprocess.TimeoutExpired:
         told = NvccFailed(f"took more than {_TIMEOUT_SECONDS:.0f} s", "", is_refusal=True)
         raise BuildFailed("a CUTLASS kernel", told) from told
-    except OSError as problem:
-        raise BuildFailed("a CUTLASS kernel", problem) from problem
+
+
+def machine_failed(problem: OSError) -> BuildFailed:
+    """What the machine lacked while a kernel was built, and what can be done: to be raised from the problem."""
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        told = (
+            f"{problem.strerror} in {tempfile.gettempdir()}, where compilers work: make room, or let TMPDIR name"
+            " another folder. Kernels that are built already still serve"
+        )
+        problem = OSError(problem.errno, told)
+    return BuildFailed("a CUTLASS kernel", problem)
 
 
 def _ended(returncode: int) -> str:
