@@ -59,10 +59,8 @@ def unsupported(key: DeviceKey) -> str:
         return ""
     capability: Any = key.fields["compute_capability"]
     known = ", ".join(name.removeprefix("sm_") for name in ARCHITECTURES)
-    return (
-        f"hone makes no code for {key.fields['name']} (compute capability {'.'.join(map(str, capability))}), only for sm_{known}:"
-        " models on it are answered by their baseline"
-    )
+    told = f"{key.fields['name']} (compute capability {'.'.join(map(str, capability))})"
+    return f"hone makes no code for {told}, only for sm_{known}: models on it are answered by their baseline"
 
 
 def nvcc_version() -> str:
