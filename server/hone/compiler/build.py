@@ -76,11 +76,11 @@ class Library:
 
 def build_functions(functions: Mapping[str, Any], target: CpuTarget) -> Library:
     """Compile scheduled PrimFuncs to machine code under the given names. Raises BuildFailed."""
-    module = tvm.IRModule(
-        {name: expand_transcendentals(func).with_attr("global_symbol", name) for name, func in functions.items()}
-    )
     try:
-        built = tvm.tirx.build(module, target=target.tvm())
+        expanded = {
+            name: expand_transcendentals(func).with_attr("global_symbol", name) for name, func in functions.items()
+        }
+        built = tvm.tirx.build(tvm.IRModule(expanded), target=target.tvm())
     except Exception as problem:  # TVM raises whatever its passes raise; a candidate that fails is a result
         raise BuildFailed(", ".join(functions), problem) from problem
     return Library(built)
@@ -146,11 +146,11 @@ def build_executable(mod: Any, target: CpuTarget, exec_mode: str = "compiled") -
     With `exec_mode="bytecode"` it is interpreted, and can be watched call by call (`profile.py`). Raises BuildFailed,
     GraphRefused where that is for ever.
     """
-    functions = {
-        name: expand_transcendentals(func) if isinstance(func, tirx.PrimFunc) else func
-        for name, func in mod.functions.items()
-    }
     try:
+        functions = {
+            name: expand_transcendentals(func) if isinstance(func, tirx.PrimFunc) else func
+            for name, func in mod.functions.items()
+        }
         built = relax.build(
             tvm.IRModule(functions, attrs=mod.attrs), target=target.tvm(), relax_pipeline=None, exec_mode=exec_mode
         )

@@ -3,6 +3,11 @@
 LLVM calls the C library for each lane of `exp`, `tanh`, `erf`, `log` and `sigmoid`: 20 to 60 cycles an item. Here they
 are polynomials fitted for float32 (errors of at most 4 units in the last place, measured in the tests), with the
 C library's answers for NaN, infinities, overflow and denormal results. Other dtypes keep the library's functions.
+
+TVM's code generator simplifies each named value with the values before it put in, and what it then looks at grows by a
+power for each function in another one's argument: of tanh, two take a second, three four seconds, four hours. So
+`schedules.inline` sees to it that values are stored before; beyond two the C library is called, and beyond three nothing
+is built.
 """
 
 from __future__ import annotations
@@ -11,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi.structural
 from tvm import tirx
+from tvm_ffi.structural import WalkResult, structural_map, structural_walk
 
 _LOG2_E = 1.4426950408889634
 #: ln 2 in two parts: the first has few bits, so that a whole number times it is exact.
@@ -51,6 +56,10 @@ _LOG = (
     -0.125546396,
     0.0656346907,
 )
+
+
+#: So many functions may stand in each other's arguments to be expanded, and so many to be built.
+MAX_NESTING, MAX_BUILT_NESTING = 2, 3
 
 
 def f32(value: float) -> Any:
@@ -97,15 +106,59 @@ _EXPANSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def expand_transcendentals(func: Any) -> Any:
-    """A PrimFunc in which the float32 functions above are arithmetic."""
+    """A PrimFunc in which the float32 functions above are arithmetic, as far as they are not too deep in each other.
+
+    Raises ValueError where they are deeper than what can be built.
+    """
+    if (deepest := nesting(func.body)) > MAX_BUILT_NESTING:
+        raise ValueError(f"{deepest} transcendental functions in each other's arguments are too many to compile")
+    levels: dict[int, tuple[Any, int]] = {}
+    """Of what was expanded: its outermost name (by its address, which it keeps while it is held here), and how deep."""
+
+    def level_of(argument: Any) -> int:
+        deepest = 0
+
+        def see(let: Any) -> WalkResult:
+            nonlocal deepest
+            known = levels.get(let.var.__chandle__())
+            if known is None:
+                return WalkResult.ADVANCE
+            deepest = max(deepest, known[1])
+            return WalkResult.SKIP
+
+        structural_walk(argument, (tirx.Let, see), order="pre")
+        return deepest
 
     def expand(call: Any) -> Any:
-        expansion = _EXPANSIONS.get(getattr(call.op, "name", ""))
-        if expansion is None or str(call.ty.dtype) != "float32":
+        if not _is_expanded(call):
             return call
-        return expansion(call.args[0])
+        level = level_of(call.args[0]) + 1
+        if level > MAX_NESTING:
+            return call
+        made = _EXPANSIONS[call.op.name](call.args[0])
+        levels[made.var.__chandle__()] = made.var, level
+        return made
 
-    return tvm_ffi.structural.structural_map(func, (tvm.ir.Call, expand))
+    return structural_map(func, (tvm.ir.Call, expand))
+
+
+def nesting(expression: Any) -> int:
+    """How many of the functions that are expanded stand in each other's arguments."""
+    deepest = 0
+
+    def see(call: Any) -> WalkResult:
+        nonlocal deepest
+        if not _is_expanded(call):
+            return WalkResult.ADVANCE
+        deepest = max(deepest, 1 + nesting(call.args[0]))
+        return WalkResult.SKIP
+
+    structural_walk(expression, (tvm.ir.Call, see), order="pre")
+    return deepest
+
+
+def _is_expanded(call: Any) -> bool:
+    return getattr(call.op, "name", "") in _EXPANSIONS and str(call.ty.dtype) == "float32"
 
 
 def _exp(x: Any) -> Any:

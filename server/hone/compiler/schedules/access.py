@@ -10,6 +10,8 @@ import tvm_ffi.structural
 from tvm import ir, sym, tirx
 from tvm.s_tir import SBlockRealize, Schedule
 
+from hone.compiler.mathematics import nesting
+
 #: tirx.IterVar's kinds.
 _SPATIAL, _REDUCTION = 0, 2
 
@@ -50,6 +52,8 @@ class Block:
     loops: tuple[Loop, ...]
     operations: int
     num_bytes: int
+    nesting: int
+    """Transcendental functions in each other's arguments (`mathematics.nesting`)."""
 
     @property
     def spatial(self) -> tuple[Loop, ...]:
@@ -113,6 +117,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
         ),
         operations=_operations(block.body),
         num_bytes=sum(_num_bytes(region.source) for region in (*block.reads, *block.writes)),
+        nesting=nesting(block.body),
     )
 
 

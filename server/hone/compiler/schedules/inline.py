@@ -1,9 +1,13 @@
-"""Inlining: a value that is cheap to compute where it is read needs no memory of its own."""
+"""Inlining: a value that is cheap to compute where it is read needs no memory of its own.
+
+Functions that would stand too deep in each other's arguments are kept apart: TVM would not get done with them.
+"""
 
 from __future__ import annotations
 
 from tvm.s_tir import Schedule, ScheduleError
 
+from hone.compiler.mathematics import MAX_NESTING
 from hone.compiler.schedules.access import read_block, root_blocks
 
 #: A producer is computed again at most this often; more, and a pass through memory is cheaper.
@@ -22,6 +26,8 @@ def inline_producers(schedule: Schedule) -> None:
         for consumer in schedule.get_consumers(rv):
             reader = read_block(schedule, consumer)
             if reader is None:
+                break
+            if block.nesting and reader.nesting and block.nesting + reader.nesting > MAX_NESTING:
                 break
             # Each read of the producer's buffer happens at every point of the reader.
             repeats += reader.points / max(block.points, 1)
