@@ -16,6 +16,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from hone.compiler.cuda.steps import canonical_steps
 from hone.compiler.phases.anchors import read_anchor
 from hone.compiler.phases.types import ints, tensor_type
 from hone.compiler.templates.cutlass.epilogue import COLUMN_SUM
@@ -31,7 +32,10 @@ _STEPS = {
 }
 #: Steps by which a layer is not linear.
 ACTIVATIONS = frozenset(
-    {"relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "erf"}
+    {
+        *("relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "erf"),
+        *("hardsigmoid", "hardswish", "mish"),
+    }
 )
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 #: After these, values are whole numbers within bounds, which a cast to an integer does not change.
@@ -139,6 +143,7 @@ class _Block:
         types = [tensor_type(value) for value in inputs]
         if any(tensor is None for tensor in types):
             return None
+        dtype = types[0].dtype if types[0] is not None else ""
         # Steps name the epilogue's own inputs from 0 on.
         steps = tuple(
             Step(
@@ -148,7 +153,7 @@ class _Block:
                     for operand in step.operands
                 ),
             )
-            for step in epilogue.steps
+            for step in canonical_steps(epilogue.steps, dtype)
         )
         weights = tuple(at for at, value in enumerate(anchor.inputs) if self._is_prepared(value))
         workload = Workload(
