@@ -301,8 +301,8 @@ def test_the_plan_holds_every_kernel_once_and_the_most_useful_first(arch):
 def test_the_plan_names_what_it_does_not_know():
     with pytest.raises(ValueError, match="'f17' is unknown, expected some of f16"):
         plan(A100, ("gemm",), ("f17",))
-    with pytest.raises(ValueError, match="'attention' is unknown"):
-        plan(A100, ("attention",), ("f16",))
+    with pytest.raises(ValueError, match="'pooling' is unknown"):
+        plan(A100, ("pooling",), ("f16",))
 
 
 def test_presets_have_the_limits_of_their_architecture():

@@ -128,6 +128,7 @@ echo "$@" >>'{folder}/calls'
 cat '{folder}/log' >&2
 [ -e '{folder}/fail' ] && {{ echo "kernel.cu(7): error: no such tile" >&2; exit 2; }}
 [ -e '{folder}/killed' ] && kill -KILL $$
+[ -e '{folder}/said' ] && {{ cat '{folder}/said' >&2; exit 9; }}
 while [ -e '{folder}/wait' ]; do sleep 0.05; done
 while [ $# -gt 1 ]; do [ "$1" = -o ] && cp '{folder}/library.so' "$2"; shift; done
 exit 0""",
@@ -211,6 +212,63 @@ def test_a_killed_compiler_says_nothing_of_the_kernel(fake, cache):
     published_kernel(cache, one.template, one.workload, one.candidate, A100)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "/tmp/hone-nvcc-1/kernel.ii: fatal error: error writing to kernel.s: No space left on device",
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes: error",
+    ],
+)
+def test_a_machine_that_ran_out_says_nothing_of_the_kernel(said, fake, cache):
+    one = planned(fake)[0]
+    (fake.nvcc.parent / "said").write_text(said)
+    with pytest.raises(BuildFailed, match="exited with 9"):
+        published_kernel(cache, one.template, one.workload, one.candidate, A100)
+    assert not cache.quarantined(one.template.digest(one.workload, one.candidate, A100), "sm_80")
+    (fake.nvcc.parent / "said").unlink()
+    published_kernel(cache, one.template, one.workload, one.candidate, A100)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from hone.cli import kernels
+from hone.compiler.templates.cutlass import slots
+from hone.kernels import KernelsCache
+from tests.cutlass import test_toolchain as here
+from hone.compiler.templates.cutlass.toolchain import CudaToolchain, find_toolchain
+folder, cache, slot_folder = map(Path, sys.argv[1:4])
+slots._folder = lambda: slot_folder
+real = find_toolchain()
+fake = CudaToolchain(folder / "nvcc", "11.8.89", ("75", "80"), real.cutlass, real.cutlass_version, real.libcudart)
+sys.exit(kernels._build_all(KernelsCache(cache), here.planned(fake, int(sys.argv[4])), here.A100))
+"""
+
+
+def test_a_build_that_was_killed_goes_on_and_its_compilers_keep_their_slots(fake, cache, slots_in):
+    """SIGKILL leaves no time to tidy up. What compilers are still doing then counts until they have ended."""
+    folder = fake.nvcc.parent
+    command = [sys.executable, "-c", BUILD, str(folder), str(cache.path.parent), str(slots_in)]
+
+    def build(count):
+        return subprocess.run([*command, str(count)], capture_output=True, text=True, check=False, timeout=60)
+
+    assert build(2).returncode == 0
+    (folder / "wait").touch()
+    killed = subprocess.Popen([*command, "4"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(calls(fake)) == 4)
+    killed.kill()
+    killed.wait()
+    with pytest.raises(BuildFailed, match="waited"), compiler_slot(0.1, patience_seconds=0.0):
+        pass
+    (folder / "wait").unlink()
+    again = build(4)
+    assert again.returncode == 0, again.stderr
+    assert "2 are there already" in again.stdout
+    assert len(list(cache.entries())) == 4
+
+
 def test_building_goes_on_where_it_was_ended(fake, cache, capsys):
     assert kernels_command._build_all(cache, planned(fake, 2), A100) == 0
     assert kernels_command._build_all(cache, planned(fake, 4), A100) == 0
@@ -288,6 +346,40 @@ def test_a_compiler_that_never_gets_its_memory_says_so(slots_in):
         compiler_slot(4.0, patience_seconds=0.0, free=lambda: 1.0),
     ):
         pass
+
+
+def test_memory_is_not_given_twice(slots_in):
+    """What the first was given is still free when the second asks: its compiler has only begun."""
+    with (
+        compiler_slot(4.0, free=lambda: 6.0),
+        pytest.raises(BuildFailed, match="waited"),
+        compiler_slot(4.0, patience_seconds=0.0, free=lambda: 6.0),
+    ):
+        pass
+    with compiler_slot(4.0, free=lambda: 9.0), compiler_slot(4.0, free=lambda: 9.0):
+        pass
+
+
+def test_what_a_compiler_has_taken_already_is_not_counted_twice(slots_in, monkeypatch):
+    monkeypatch.setattr(slots, "resident_gib", lambda slot: 3.5)
+    with compiler_slot(4.0, free=lambda: 9.0), compiler_slot(4.0, patience_seconds=0.0, free=lambda: 5.2):
+        pass
+
+
+def test_the_memory_of_compilers_that_hold_a_slot_is_seen(slots_in, tmp_path):
+    """By a program of a compiler's name that inherited it."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.symlink_to("/bin/sleep")
+    with compiler_slot(0.1) as slot:
+        opened = os.fstat(slot)
+        assert slots.resident_gib(opened) == 0.0
+        holder = subprocess.Popen([str(nvcc), "600"], pass_fds=(slot,))
+        try:
+            wait_for(lambda: slots.resident_gib(opened) > 0.0)
+        finally:
+            holder.kill()
+            holder.wait()
+        assert slots.resident_gib(opened) == 0.0
 
 
 def test_a_third_compiler_waits_for_one_of_two(slots_in):

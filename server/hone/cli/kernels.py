@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
         actions, "build", _build, "build kernels for an architecture into the kernels cache; no GPU needed", run
     )
     build.add_argument("--arch", required=True, help="architecture: 75, 80, 86, 89, 90a or 100a")
-    build.add_argument("--family", default="gemm,conv2d", metavar="NAMES", help="of gemm, conv2d, depthwise")
+    build.add_argument("--family", default="gemm,conv2d", metavar="NAMES", help="of gemm, conv2d, depthwise, attention")
     build.add_argument("--dtype", default="f16", metavar="NAMES", help="of f16, bf16, tf32, f32, int8")
     build.add_argument("--limit", type=_count, metavar="N", help="the N most useful kernels only")
     build.add_argument("--dry-run", action="store_true", help="print what would be built")

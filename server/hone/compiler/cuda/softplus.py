@@ -1,4 +1,4 @@
-"""Softplus, log(1 + exp(x)), as it is or as importers write it: max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
+"""Softplus, log(1 + exp(x)), as it is or as max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ _COMPUTE: Mapping[str, Callable[..., Any]] = {
 }
 #: What several steps may be together.
 _COMPOUNDS = ("relu", "relu6", "silu", "gelu", "gelu_tanh", "hardsigmoid", "hardswish", "softplus", "mish")
-#: Where functions are compared: densely where activations bend, and far outside, where a bound would show itself that is
-#: there to keep values within a dtype. No point is one at which a function of float64 and one of float32 differ much.
+#: Where functions are compared: densely where activations bend, and far outside, where a bound would show itself that
+#: is there to keep values within a dtype. At none do float64 and float32 differ much.
 _POINTS = np.concatenate([np.linspace(-9.1, 9.3, 93), *([-far, far] for far in (23.0, 71.0, 7e4, 1e9, 2e38))])
 #: Unit roundoff of the dtype that a model's constants were rounded to with everything else.
 _ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-9}

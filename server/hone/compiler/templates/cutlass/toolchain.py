@@ -28,6 +28,11 @@ from hone.compiler.templates.cutlass.resources import KernelResources, parse_res
 from hone.compiler.templates.cutlass.slots import compiler_slot
 
 _TIMEOUT_SECONDS = 900.0
+#: What a compiler says when it was not the source that stopped it: the machine ran out of memory or disk, or somebody
+#: ended one of its parts (which nvcc tells, and ends with a number of its own).
+_NOT_THE_SOURCE = re.compile(
+    r"died due to signal|No space left on device|Disk quota exceeded|[Oo]ut of memory|Cannot allocate memory|bad_alloc"
+)
 _VERSION = re.compile(r"release \d+\.\d+, V([0-9.]+)")
 
 #: All that changes code besides the architecture. No fast math: what is approximated is said in the sources.
@@ -129,13 +134,14 @@ class CudaToolchain:
             command += [part for include in includes for part in ("-I", str(include))]
             command += [f"-L{self.libcudart.parent}", f"-Xlinker=-l:{self.libcudart.name}"]
             command += ["-o", str(output), str(path)]
-            with compiler_slot(num_gib):
+            with compiler_slot(num_gib) as slot:
                 started = time.monotonic()
-                ran = _run(command, Path(folder))
+                ran = _run(command, Path(folder), slot)
                 seconds = time.monotonic() - started
         log = ran.stdout + ran.stderr
         if ran.returncode != 0:
-            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=ran.returncode > 0 and "error" in log)
+            said_no = ran.returncode > 0 and "error" in log and _NOT_THE_SOURCE.search(log) is None
+            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=said_no)
             raise BuildFailed("a CUTLASS kernel", refused) from refused
         return CompileReport(log, parse_resources(log), seconds)
 
@@ -248,7 +254,9 @@ def _ask(nvcc: Path, flag: str) -> str:
     return ran.stdout
 
 
-def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], folder: Path, slot: int) -> subprocess.CompletedProcess[str]:
+    """`slot` is the descriptor of the compiler's slot: the compiler and its parts hold it too, so that it is free only
+    when they have ended, also where this process is killed."""
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(folder)}  # its leftovers go with the folder
     try:
         return subprocess.run(
@@ -260,6 +268,7 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
             stdin=subprocess.DEVNULL,
             timeout=_TIMEOUT_SECONDS,
             env=environment,
+            pass_fds=(slot,),
         )
     except subprocess.TimeoutExpired:
         told = NvccFailed(f"took more than {_TIMEOUT_SECONDS:.0f} s", "", is_refusal=True)
