@@ -5,6 +5,7 @@ A script stands in for nvcc, so that all but the compilation itself is run.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -279,6 +280,24 @@ def test_building_goes_on_where_it_was_ended(fake, cache, capsys):
     assert len(calls(fake)) == 4
 
 
+def test_the_time_that_is_left_is_told_from_the_start_on(fake, cache, capsys):
+    assert kernels_command._build_all(cache, planned(fake, 2), A100) == 0
+    first, *rest, _ = capsys.readouterr().out.splitlines()
+    assert first == "2 are to be built: about 10 s left"  # of 10 s each, two at a time
+    assert [line.split("  ")[0].split()[0] for line in rest] == ["[1/2]", "[2/2]"]
+    assert rest[-1].endswith("done")
+
+
+def test_estimates_follow_what_was_measured():
+    estimate = kernels_command._Estimate(["a", "a", "b3x", "b3x"], [("a", 20.0), ("a", 40.0)])
+    assert estimate.left() == f"about {(30 + 30 + 45 + 45) / 2:.0f} s left"
+    estimate.done("a", 60.0)  # twice as long as it took before, and alone
+    assert estimate.left() == "about 4 min left"
+    for name in ("a", "b3x", "b3x"):
+        estimate.done(name, 300.0)
+    assert estimate.left() == "done"
+
+
 def test_what_fails_is_told_and_the_others_are_built(fake, cache, capsys):
     (fake.nvcc.parent / "fail").touch()
     assert kernels_command._build_all(cache, planned(fake, 2), A100) == 1
@@ -346,6 +365,27 @@ def test_a_compiler_that_never_gets_its_memory_says_so(slots_in):
         compiler_slot(4.0, patience_seconds=0.0, free=lambda: 1.0),
     ):
         pass
+
+
+def test_who_waits_longest_is_next(slots_in):
+    """A build of many kernels asks again as soon as one is done, and would never let anybody else have a turn."""
+    order = []
+
+    def wait_for_a_turn():
+        with compiler_slot(0.1):
+            order.append("waited")
+
+    with compiler_slot(0.1), compiler_slot(0.1) as other:
+        waiting = threading.Thread(target=wait_for_a_turn)
+        waiting.start()
+        door = os.open(slots_in / "door", os.O_RDWR)
+        wait_for(lambda: not slots._locked(door) or fcntl.flock(door, fcntl.LOCK_UN))
+        fcntl.flock(other, fcntl.LOCK_UN)
+        with compiler_slot(0.1):
+            order.append("came later")
+        waiting.join(30)
+    os.close(door)
+    assert order == ["waited", "came later"]
 
 
 def test_memory_is_not_given_twice(slots_in):

@@ -35,49 +35,58 @@ def compiler_slot(
     """
     folder = _folder()
     deadline = time.monotonic() + patience_seconds
-    while True:
-        descriptor = _take(folder, num_gib, free)
-        if descriptor is not None:
-            try:
-                yield descriptor
-            finally:
-                os.close(descriptor)
-            return
-        if time.monotonic() > deadline:
-            told = f"waited {patience_seconds:.0f} s for a compiler's turn and {num_gib:.1f} GiB; {free():.1f} are free"
-            raise BuildFailed("a CUTLASS kernel", MemoryError(told))
-        time.sleep(_POLL_SECONDS)
-
-
-def _take(folder: Path, num_gib: float, free: Callable[[], float]) -> int | None:
-    """A slot, if there are one and the memory. One process decides at a time, so that no memory is given twice."""
     door = _opened(folder / "door")
-    taken: int | None = None
     try:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        promised = 0.0
-        for number in range(NUM_SLOTS):
-            descriptor = _opened(folder / f"slot{number}")
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                promised += _outstanding(descriptor)
-                os.close(descriptor)
-                continue
-            if taken is None:
-                taken = descriptor
-            else:
-                os.close(descriptor)
-        if taken is None:
-            return None
-        if free() < num_gib + promised + _RESERVE_GIB:
-            os.close(taken)
-            return None
-        os.ftruncate(taken, 0)
-        os.pwrite(taken, str(num_gib).encode(), 0)
-        return taken
+        descriptor = None
+        while descriptor is None:
+            # Who waits for a slot keeps the door meanwhile, so that none who comes later is before him; who waits for
+            # memory does not, since another may need less.
+            if _locked(door):
+                descriptor, is_full = _take(folder, num_gib, free)
+                if not is_full:
+                    fcntl.flock(door, fcntl.LOCK_UN)
+            if descriptor is None:
+                if time.monotonic() > deadline:
+                    told = f"waited {patience_seconds:.0f} s for a compiler's turn and {num_gib:.1f} GiB"
+                    raise BuildFailed("a CUTLASS kernel", MemoryError(f"{told}; {free():.1f} are free"))
+                time.sleep(_POLL_SECONDS)
     finally:
         os.close(door)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _take(folder: Path, num_gib: float, free: Callable[[], float]) -> tuple[int | None, bool]:
+    """A slot, if there are one and the memory, and whether all are taken. To be asked by one process at a time, so that
+    no memory is given twice."""
+    promised, taken = 0.0, None
+    for number in range(NUM_SLOTS):
+        descriptor = _opened(folder / f"slot{number}")
+        if not _locked(descriptor):
+            promised += _outstanding(descriptor)
+        elif taken is None:
+            taken = descriptor
+            continue
+        os.close(descriptor)
+    if taken is None:
+        return None, True
+    if free() < num_gib + promised + _RESERVE_GIB:
+        os.close(taken)
+        return None, False
+    os.ftruncate(taken, 0)
+    os.pwrite(taken, str(num_gib).encode(), 0)
+    return taken, False
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock is this descriptor's, now or already."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _outstanding(descriptor: int) -> float:
