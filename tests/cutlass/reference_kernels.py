@@ -55,6 +55,9 @@ STEPS = {
     "round": np.rint,
     "negative": np.negative,
     "clip": np.clip,
+    "hardsigmoid": lambda a: np.clip(a / 6 + 0.5, 0, 1),
+    "hardswish": lambda a: a * np.clip(a / 6 + 0.5, 0, 1),
+    "mish": lambda a: a * np.tanh(np.logaddexp(a, 0)),
 }
 
 

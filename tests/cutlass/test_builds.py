@@ -170,7 +170,10 @@ def tiles_of(workload, math_, target, access, extra):
     return list(seen.values())
 
 
-PLAIN_GEMM, PLAIN_CONV = {"slices": 1, "swizzle": 1}, {"slices": 1, "iterator": OPTIMIZED, "groups": NO_GROUPS}
+PLAIN_GEMM, PLAIN_CONV = (
+    {"slices": 1, "swizzle": 1},
+    {"slices": 1, "swizzle": 4, "iterator": OPTIMIZED, "groups": NO_GROUPS},
+)
 #: (workload, device, items read and written at once, bytes of an output's item).
 SWEEPS = {
     "gemm f16 sm_80": (gemm(), "a100", Access(8, 8, 2)),

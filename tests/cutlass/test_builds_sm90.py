@@ -56,11 +56,11 @@ def gemm_with_residual():
     return matmul((1280, 768), (768, 3072), epilogue=epilogue, extra=extra)
 
 
-def conv():
+def conv(dtype="float16", **given):
     data, weight, output = (8, 28, 28, 64), (128, 3, 3, 64), (8, 14, 14, 128)
-    extra = [((128,), "float16"), (output, "float16")]
+    extra = [((128,), dtype), (output, dtype)]
     epilogue = chain(("add", operand(2)), ("add", operand(3)), "relu")
-    return conv2d(data, weight, strides=(2, 2), padding=(1, 1, 1, 1), epilogue=epilogue, extra=extra)
+    return conv2d(data, weight, dtype, strides=(2, 2), padding=(1, 1, 1, 1), epilogue=epilogue, extra=extra, **given)
 
 
 def summed_gemm():
@@ -127,6 +127,8 @@ KERNELS = {
     "conv global pooling sm_90a": (CONV, pooled_conv(), "h100", with_parameters(), SUMS),
     "gemm f16 sm_100a": (GEMM, gemm_with_residual(), "b200", with_parameters(), r"UTCHMMA"),
     "conv f16 sm_90a": (CONV, conv(), "h100", with_parameters(), r"HGMMA\.64x"),
+    "conv bf16 sm_90a": (CONV, conv("bfloat16"), "h100", with_parameters(), r"HGMMA\.64x[0-9]+x16\.F32\.BF16"),
+    "conv tf32 sm_90a": (CONV, conv("float32", math="tf32"), "h100", with_parameters(), r"HGMMA\.64x[0-9]+x8"),
     "pair in registers sm_75": (PAIR, pair(64, 64), "t4", RESIDENT, r"HMMA\.1688\.F32"),
     "pair in registers sm_80": (PAIR, pair(64, 128), "a100", RESIDENT, r"HMMA\.16816\.F32"),
     "pair in shared memory sm_80": (PAIR, pair(64, 256, vector="float32"), "a100", STAGED, r"HMMA\.16816\.F32"),

@@ -135,6 +135,17 @@ def test_waves_that_do_not_fill_the_device_may_be_balanced():
     assert any(candidate["slices"] == STREAM_K for candidate in candidates)
 
 
+def test_a_convolutions_slices_and_swizzles_are_tried_for_few_tiles_only():
+    wide = conv2d((32, 14, 14, 512), (1024, 3, 3, 512), padding=(1, 1, 1, 1))
+    deep = conv2d(*CONVS["deep"], padding=(1, 1, 1, 1))
+    for workload, name, usual in ((wide, "swizzle", 4), (deep, "slices", 1)):
+        refined = {tile_of(one) for one in CONV.candidates(workload, A100) if one[name] != usual}
+        assert 1 <= len(refined) <= 3
+    assert len({CONV.digest(wide, one, A100) for one in CONV.candidates(wide, A100)}) == len(
+        CONV.candidates(wide, A100)
+    )
+
+
 def test_swizzles_are_tried_for_few_tiles_only():
     candidates = GEMM.candidates(matmul_in("float16", "large"), A100)
     swizzled = {tile_of(candidate) for candidate in candidates if candidate["swizzle"] > 1}
@@ -301,8 +312,8 @@ def test_the_plan_holds_every_kernel_once_and_the_most_useful_first(arch):
 def test_the_plan_names_what_it_does_not_know():
     with pytest.raises(ValueError, match="'f17' is unknown, expected some of f16"):
         plan(A100, ("gemm",), ("f17",))
-    with pytest.raises(ValueError, match="'attention' is unknown"):
-        plan(A100, ("attention",), ("f16",))
+    with pytest.raises(ValueError, match="'pooling' is unknown"):
+        plan(A100, ("pooling",), ("f16",))
 
 
 def test_presets_have_the_limits_of_their_architecture():

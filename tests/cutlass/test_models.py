@@ -105,6 +105,14 @@ def test_pairs_with_twins(tmp_path, twin_cache):
     assert_near(outputs, model.outputs, TOLERANCES["f16"])
 
 
+def test_quantized_layers_with_twins(tmp_path, twin_cache):
+    """Integers in, sums in int32, scales as operands, rounded to int8 for the next layer."""
+    model = models.quantized(tmp_path)
+    compiled, outputs = run_twins(model, choices_of("int8"), twin_cache, tmp_path)
+    assert [call.workload.output.dtype for call in compiled.kernels] == ["int8", "float32"]
+    assert_near(outputs, model.outputs, 2e-3)
+
+
 def test_a_transformer_with_twins(tmp_path, twin_cache, monkeypatch):
     model = models.bert_block(tmp_path, monkeypatch)
     compiled, outputs = run_twins(model, choices_of("f16"), twin_cache, tmp_path)

@@ -6,6 +6,7 @@ A script stands in for nvcc, so that all but the compilation itself is run.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -220,6 +221,7 @@ def test_a_killed_compiler_says_nothing_of_the_kernel(fake, cache):
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
         "g++: fatal error: Killed signal terminated program cc1plus",
         "nvlink error: cannot allocate memory",
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes: error",
     ],
 )
 def test_a_compiler_whose_parts_were_killed_says_nothing_of_the_kernel(fake, cache, said):
@@ -274,6 +276,45 @@ def test_an_old_nvcc_is_told_once_and_before_anything_is_built(fake, tmp_path, c
     assert not calls(fake)
 
 
+BUILD = """
+import sys
+from pathlib import Path
+from hone.cli import kernels
+from hone.compiler.templates.cutlass import slots
+from hone.kernels import KernelsCache
+from tests.cutlass import test_toolchain as here
+from hone.compiler.templates.cutlass.toolchain import CudaToolchain, find_toolchain
+folder, cache, slot_folder = map(Path, sys.argv[1:4])
+slots._folder = lambda: slot_folder
+real = find_toolchain()
+fake = CudaToolchain(folder / "nvcc", "11.8.89", ("75", "80"), real.cutlass, real.cutlass_version, real.libcudart)
+sys.exit(kernels._build_all(KernelsCache(cache), here.planned(fake, int(sys.argv[4])), here.A100))
+"""
+
+
+def test_a_build_that_was_killed_goes_on_and_its_compilers_keep_their_slots(fake, cache, slots_in):
+    """SIGKILL leaves no time to tidy up. What compilers are still doing then counts until they have ended."""
+    folder = fake.nvcc.parent
+    command = [sys.executable, "-c", BUILD, str(folder), str(cache.path.parent), str(slots_in)]
+
+    def build(count):
+        return subprocess.run([*command, str(count)], capture_output=True, text=True, check=False, timeout=60)
+
+    assert build(2).returncode == 0
+    (folder / "wait").touch()
+    killed = subprocess.Popen([*command, "4"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(calls(fake)) == 4)
+    killed.kill()
+    killed.wait()
+    with pytest.raises(BuildFailed, match="waited"), compiler_slot(0.1, patience_seconds=0.0):
+        pass
+    (folder / "wait").unlink()
+    again = build(4)
+    assert again.returncode == 0, again.stderr
+    assert "2 are there already" in again.stdout
+    assert len(list(cache.entries())) == 4
+
+
 def test_building_goes_on_where_it_was_ended(fake, cache, capsys):
     assert kernels_command._build_all(cache, planned(fake, 2), A100) == 0
     assert kernels_command._build_all(cache, planned(fake, 4), A100) == 0
@@ -282,6 +323,24 @@ def test_building_goes_on_where_it_was_ended(fake, cache, capsys):
     assert "[4/4]" in told
     assert "built 2 kernels" in told
     assert len(calls(fake)) == 4
+
+
+def test_the_time_that_is_left_is_told_from_the_start_on(fake, cache, capsys):
+    assert kernels_command._build_all(cache, planned(fake, 2), A100) == 0
+    first, *rest, _ = capsys.readouterr().out.splitlines()
+    assert first == "2 are to be built: about 10 s left"  # of 10 s each, two at a time
+    assert [line.split("  ")[0].split()[0] for line in rest] == ["[1/2]", "[2/2]"]
+    assert rest[-1].endswith("done")
+
+
+def test_estimates_follow_what_was_measured():
+    estimate = kernels_command._Estimate(["a", "a", "b3x", "b3x"], [("a", 20.0), ("a", 40.0)])
+    assert estimate.left() == f"about {(30 + 30 + 45 + 45) / 2:.0f} s left"
+    estimate.done("a", 60.0)  # twice as long as it took before, and alone
+    assert estimate.left() == "about 4 min left"
+    for name in ("a", "b3x", "b3x"):
+        estimate.done(name, 300.0)
+    assert estimate.left() == "done"
 
 
 def test_what_fails_is_told_and_the_others_are_built(fake, cache, capsys):
@@ -351,6 +410,61 @@ def test_a_compiler_that_never_gets_its_memory_says_so(slots_in):
         compiler_slot(4.0, patience_seconds=0.0, free=lambda: 1.0),
     ):
         pass
+
+
+def test_who_waits_longest_is_next(slots_in):
+    """A build of many kernels asks again as soon as one is done, and would never let anybody else have a turn."""
+    order = []
+
+    def wait_for_a_turn():
+        with compiler_slot(0.1):
+            order.append("waited")
+
+    with compiler_slot(0.1), compiler_slot(0.1) as other:
+        waiting = threading.Thread(target=wait_for_a_turn)
+        waiting.start()
+        door = os.open(slots_in / "door", os.O_RDWR)
+        wait_for(lambda: not slots._locked(door) or fcntl.flock(door, fcntl.LOCK_UN))
+        fcntl.flock(other, fcntl.LOCK_UN)
+        with compiler_slot(0.1):
+            order.append("came later")
+        waiting.join(30)
+    os.close(door)
+    assert order == ["waited", "came later"]
+
+
+def test_memory_is_not_given_twice(slots_in):
+    """What the first was given is still free when the second asks: its compiler has only begun."""
+    with (
+        compiler_slot(4.0, free=lambda: 6.0),
+        pytest.raises(BuildFailed, match="waited"),
+        compiler_slot(4.0, patience_seconds=0.0, free=lambda: 6.0),
+    ):
+        pass
+    with compiler_slot(4.0, free=lambda: 9.0), compiler_slot(4.0, free=lambda: 9.0):
+        pass
+
+
+def test_what_a_compiler_has_taken_already_is_not_counted_twice(slots_in, monkeypatch):
+    monkeypatch.setattr(slots, "resident_gib", lambda slot: 3.5)
+    with compiler_slot(4.0, free=lambda: 9.0), compiler_slot(4.0, patience_seconds=0.0, free=lambda: 5.2):
+        pass
+
+
+def test_the_memory_of_compilers_that_hold_a_slot_is_seen(slots_in, tmp_path):
+    """By a program of a compiler's name that inherited it."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.symlink_to("/bin/sleep")
+    with compiler_slot(0.1) as slot:
+        opened = os.fstat(slot)
+        assert slots.resident_gib(opened) == 0.0
+        holder = subprocess.Popen([str(nvcc), "600"], pass_fds=(slot,))
+        try:
+            wait_for(lambda: slots.resident_gib(opened) > 0.0)
+        finally:
+            holder.kill()
+            holder.wait()
+        assert slots.resident_gib(opened) == 0.0
 
 
 def test_a_third_compiler_waits_for_one_of_two(slots_in):

@@ -220,6 +220,62 @@ def test_convolution(twin_cache, data, weight, strides, padding, dilation):
     )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_products_of_random_sizes(twin_cache, seed):
+    """Of the twin above: rows, depths and widths of every alignment, one weight for all or one for each batch."""
+    rng = np.random.default_rng(100 + seed)
+    for case in range(6):
+        m, n, k = (int(size) for size in rng.integers(1, 90, 3))
+        lead = tuple(int(size) for size in rng.integers(1, 5, rng.integers(0, 3)))
+        own = lead if rng.random() < 0.5 else ()
+        check(twin_cache, GEMM, bias_gelu_residual((*lead, m, k), (*own, k, n), (*lead, m, n)), seed=case)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_convolutions_of_random_sizes(twin_cache, seed):
+    """Of the twins above, whose strides, paddings and dilations are compiled in: all else is drawn."""
+    rng = np.random.default_rng(200 + seed)
+    for case, (strides, padding, dilation) in enumerate(
+        [((1, 1), (1, 1, 1, 1), (1, 1)), ((2, 1), (2, 0, 1, 1), (1, 1)), ((1, 1), (2, 2, 2, 2), (2, 1))]
+    ):
+        batch, height, width, channels, outputs = (
+            int(size) for size in rng.integers((1, 5, 5, 1, 1), (4, 14, 14, 40, 40))
+        )
+        kernel = tuple(int(size) for size in rng.integers(1, 4, 2))
+        given = {"strides": strides, "padding": padding, "dilation": dilation}
+        plain = conv2d((batch, height, width, channels), (outputs, *kernel, channels), **given)
+        extra = [((outputs,), "float32"), (plain.output.shape, "float16"), ((batch, 1, 1, outputs), "float16")]
+        epilogue = chain(("add", operand(2)), "relu", ("add", operand(3)), ("multiply", operand(4)))
+        drawn = conv2d(plain.inputs[0].shape, plain.inputs[1].shape, **given, epilogue=epilogue, extra=extra)
+        check(twin_cache, CONV, drawn, seed=case)
+
+
+def random_epilogue(rng, shape):
+    """Up to eight steps of operands drawn from the values before, vectors over rows and columns, and tensors."""
+    one = ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "hardswish", "softplus", "abs", "negative")
+    two = ("add", "subtract", "multiply", "maximum", "minimum")
+    kinds = [((shape[-1],), "float16"), ((shape[0], 1), "float32"), (shape, "float16"), ((1,), "float32")]
+    extra = [kinds[at] for at in rng.integers(0, len(kinds), rng.integers(1, 4))]
+    steps = [Step("multiply", (value(0), constant(0.25)))]
+    for at in range(len(extra)):
+        steps.append(Step(str(rng.choice(two)), (value(len(steps)), operand(2 + at))))
+    for _ in range(rng.integers(1, 5)):
+        earlier = value(int(rng.integers(0, len(steps) + 1)))
+        last = value(len(steps))
+        name = str(rng.choice(one + two))
+        steps.append(Step(name, (last, earlier) if name in two else (last,)))
+        steps.append(Step("clip", (value(len(steps)), constant(-8.0), constant(8.0))))
+    return tuple(steps), extra
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_epilogues(twin_cache, seed):
+    rng = np.random.default_rng(300 + seed)
+    m, n, k = (int(size) for size in rng.integers(2, 40, 3))
+    epilogue, extra = random_epilogue(rng, (m, n))
+    check(twin_cache, GEMM, matmul((m, k), (k, n), "float32", epilogue=epilogue, extra=extra), seed=seed)
+
+
 @pytest.mark.parametrize("per_group, outputs", [(8, 64), (4, 8), (16, 32)])
 def test_grouped_convolution(twin_cache, per_group, outputs):
     groups = 4

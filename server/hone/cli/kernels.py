@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: More compilers than this would take more memory than small machines have; each waits for what it needs.
 _NUM_COMPILERS = 2
+#: What a kernel takes of one core, until some were built here.
+_USUAL_SECONDS, _USUAL_3X_SECONDS = 10.0, 45.0
 
 
 def add_parser(commands: Any) -> None:
@@ -36,7 +38,7 @@ def add_parser(commands: Any) -> None:
         actions, "build", _build, "build kernels for an architecture into the kernels cache; no GPU needed", run
     )
     build.add_argument("--arch", required=True, help="architecture: 75, 80, 86, 89, 90a or 100a")
-    build.add_argument("--family", default="gemm,conv2d", metavar="NAMES", help="of gemm, conv2d, depthwise")
+    build.add_argument("--family", default="gemm,conv2d", metavar="NAMES", help="of gemm, conv2d, depthwise, attention")
     build.add_argument("--dtype", default="f16", metavar="NAMES", help="of f16, bf16, tf32, f32, int8")
     build.add_argument("--limit", type=_count, metavar="N", help="the N most useful kernels only")
     build.add_argument("--dry-run", action="store_true", help="print what would be built")
@@ -96,15 +98,20 @@ def _build_all(cache: KernelsCache, planned: Sequence[PlannedKernel], target: Cu
     from hone.compiler.templates.cutlass.toolchain import ToolchainMissing
     from hone.kernels import Entry
 
-    missing, num_present = [], 0
+    missing, known = [], list[tuple[str, float]]()
     for one in planned:
         digest = one.template.digest(one.workload, one.candidate, target)
-        if isinstance(cache.get("kernels", digest, scope_of(target)), Entry):
-            num_present += 1
+        entry = cache.get("kernels", digest, scope_of(target))
+        if isinstance(entry, Entry):
+            known.append((one.template.name, float(entry.manifest.get("compile_seconds") or 0.0)))
         else:
             missing.append(one)
+    num_present = len(known)
     if num_present:
         print(f"{num_present} are there already")
+    estimate = _Estimate([one.template.name for one in missing], known)
+    if missing:
+        print(f"{len(missing)} are to be built: {estimate.left()}", flush=True)
     started, num_failed, num_done = time.monotonic(), 0, 0
     pool = ThreadPoolExecutor(_NUM_COMPILERS, thread_name_prefix="nvcc")
     try:
@@ -123,8 +130,9 @@ def _build_all(cache: KernelsCache, planned: Sequence[PlannedKernel], target: Cu
                 one, problem = running.pop(future), future.exception()
                 num_done += 1
                 told = f"[{num_present + num_done}/{len(planned)}] {one}"
+                estimate.done(one.template.name, time.monotonic() - started)
                 if problem is None:
-                    print(f"{told}  {_left(started, num_done, len(missing))}", flush=True)
+                    print(f"{told}  {estimate.left()}", flush=True)
                 elif isinstance(problem, BuildFailed):
                     num_failed += 1
                     again = " (as before)" if isinstance(problem, BuildRefused) else ""
@@ -142,11 +150,30 @@ def _build_all(cache: KernelsCache, planned: Sequence[PlannedKernel], target: Cu
     return 1 if num_failed else 0
 
 
-def _left(started: float, num_done: int, num_all: int) -> str:
-    if num_done == num_all:
-        return "done"
-    seconds = (time.monotonic() - started) / num_done * (num_all - num_done)
-    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
+class _Estimate:
+    """How long the rest takes: by what kernels of a template took before, and by how that has held since."""
+
+    def __init__(self, waiting: Sequence[str], known: Sequence[tuple[str, float]]) -> None:
+        """`waiting` are templates' names, one for each kernel; `known`, seconds of kernels that are there."""
+        self._seconds: dict[str, float] = {}
+        for name in set(waiting):
+            took = [seconds for other, seconds in known if other == name and seconds > 0]
+            usual = _USUAL_3X_SECONDS if name.endswith("3x") else _USUAL_SECONDS
+            self._seconds[name] = sum(took) / len(took) if took else usual
+        self._left = sum(self._seconds[name] for name in waiting)
+        self._finished, self._pace = 0.0, 1.0 / _NUM_COMPILERS
+
+    def done(self, name: str, elapsed: float) -> None:
+        """One is done, `elapsed` seconds after the first began."""
+        self._left -= self._seconds[name]
+        self._finished += self._seconds[name]
+        self._pace = elapsed / self._finished
+
+    def left(self) -> str:
+        seconds = self._left * self._pace
+        if seconds < 1.0:
+            return "done" if self._left < 1.0 else "a second left"
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
 def _print_plan(planned: Sequence[PlannedKernel], target: CudaTarget, as_json: bool) -> None:

@@ -6,8 +6,8 @@ C library's answers for NaN, infinities, overflow and denormal results. Other dt
 
 TVM's code generator simplifies each named value with the values before it put in, and what it then looks at grows by a
 power for each function in another one's argument: of tanh, two take a second, three four seconds, four hours. So
-`schedules.inline` sees to it that values are stored before; beyond two the C library is called, and beyond three nothing
-is built.
+`schedules.inline` sees to it that values are stored before; beyond two the C library is called, and beyond three
+nothing is built.
 """
 
 from __future__ import annotations

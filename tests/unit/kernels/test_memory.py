@@ -32,6 +32,18 @@ def test_a_control_group_may_have_less(told):
     assert free_bytes(*told(512, max=100 * MIB, current=70 * MIB)) == 30 * MIB
 
 
+@pytest.mark.parametrize("limited", ["", "system.slice", "system.slice/hone.service"])
+def test_every_group_that_this_process_is_in_may_have_less(told, limited):
+    proc, groups = told(512)
+    (proc / "self").mkdir()
+    (proc / "self" / "cgroup").write_text("0::/system.slice/hone.service\n")
+    folder = groups / limited
+    (groups / "system.slice" / "hone.service").mkdir(parents=True)
+    (folder / "memory.max").write_text(f"{100 * MIB}\n")
+    (folder / "memory.current").write_text(f"{70 * MIB}\n")
+    assert free_bytes(proc, groups) == 30 * MIB
+
+
 def test_files_that_were_read_make_room(told):
     stat = f"anon {10 * MIB}\ninactive_file {50 * MIB}"
     assert free_bytes(*told(512, max=100 * MIB, current=70 * MIB, stat=stat)) == 80 * MIB

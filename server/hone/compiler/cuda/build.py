@@ -83,7 +83,7 @@ def compile_device_code(source: str, toolchain: CudaToolchain, target: CudaTarge
         path.write_text(source, encoding="utf-8")
         command = [str(toolchain.nvcc), *_FLAGS, "--cubin", f"-arch=sm_{target.arch}", "-o", str(output), str(path)]
         try:
-            with compiler_slot(_NUM_GIB):
+            with compiler_slot(_NUM_GIB) as slot:
                 ran = subprocess.run(
                     command,
                     capture_output=True,
@@ -92,6 +92,7 @@ def compile_device_code(source: str, toolchain: CudaToolchain, target: CudaTarge
                     errors="replace",
                     stdin=subprocess.DEVNULL,
                     timeout=_TIMEOUT_SECONDS,
+                    pass_fds=(slot,),
                 )
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise BuildFailed("device code", problem) from problem

@@ -16,6 +16,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from hone.compiler.cuda.steps import canonical_steps
 from hone.compiler.phases.anchors import read_anchor
 from hone.compiler.phases.types import ints, tensor_type
 from hone.compiler.templates.cutlass.epilogue import COLUMN_SUM
@@ -31,12 +32,15 @@ _STEPS = {
 }
 #: Steps by which a layer is not linear.
 ACTIVATIONS = frozenset(
-    {"relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid", "tanh"}
-    | {"softplus", "erf"}
+    {
+        *("relu", "relu6", "leakyrelu", "clip", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "softplus", "erf"),
+        *("hardsigmoid", "hardswish", "mish"),
+    }
 )
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 #: After these, values are whole numbers within bounds, which a cast to an integer does not change.
 _WHOLE = frozenset({"clip", "round"})
+_SCALING = frozenset({"relax.multiply", "relax.divide"})
 
 
 class Matches(Protocol):
@@ -140,6 +144,7 @@ class _Block:
         types = [tensor_type(value) for value in inputs]
         if any(tensor is None for tensor in types):
             return None
+        dtype = types[0].dtype if types[0] is not None else ""
         # Steps name the epilogue's own inputs from 0 on.
         steps = tuple(
             Step(
@@ -149,7 +154,7 @@ class _Block:
                     for operand in step.operands
                 ),
             )
-            for step in epilogue.steps
+            for step in canonical_steps(epilogue.steps, dtype)
         )
         weights = tuple(at for at, value in enumerate(anchor.inputs) if self._is_prepared(value))
         workload = Workload(
@@ -228,7 +233,7 @@ class _Block:
         var = self._bindings[at].var
         output = tensor_type(var)
         assert output is not None, "anchors have types"
-        steps = _Steps(output.shape, var)
+        steps = _Steps(output.shape, var, scaled=output.dtype == "int32")
         members = [at]
         found = [_Epilogue((at,), (), (), output)]
         for position in sorted(self._reach(var)):
@@ -267,10 +272,14 @@ class _Block:
 
 
 class _Steps:
-    """The program of an epilogue while it grows. Its inputs are numbered from 0 on."""
+    """The program of an epilogue while it grows. Its inputs are numbered from 0 on.
 
-    def __init__(self, shape: tuple[int, ...], first: Any) -> None:
-        self._shape = shape
+    `scaled`: it scales integers. Scales are a model's own, and differ from layer to layer: as constants they would give
+    every layer a kernel of its own, so they are inputs.
+    """
+
+    def __init__(self, shape: tuple[int, ...], first: Any, *, scaled: bool) -> None:
+        self._shape, self._scaled = shape, scaled
         self._values: dict[Any, Operand] = {first: Operand("value", 0)}
         self.steps: list[Step] = []
         self.added: list[Any] = []
@@ -288,7 +297,8 @@ class _Steps:
         if result.dtype not in _FLOATS:
             return False
         added = list(self.added)
-        operands = [self._operand(argument, added) for argument in call.args]
+        scales = self._scaled and name in _SCALING
+        operands = [self._operand(argument, added, scales=scales) for argument in call.args]
         if any(operand is None for operand in operands):
             return False
         made = _program(name, call, [operand for operand in operands if operand is not None], len(self.steps))
@@ -324,9 +334,9 @@ class _Steps:
         self._values[binding.var] = value
         return True
 
-    def _operand(self, argument: Any, added: list[Any]) -> Operand | None:
+    def _operand(self, argument: Any, added: list[Any], *, scales: bool) -> Operand | None:
         constant = number_of(argument)
-        if constant is not None:
+        if constant is not None and not (scales and isinstance(argument, tvm.ir.GenericConst)):
             return Operand("constant", constant=constant)
         if isinstance(argument, relax.Var) and argument in self._values:
             return self._values[argument]

@@ -1,4 +1,4 @@
-"""Softplus, log(1 + exp(x)), as importers write it: max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
+"""Softplus, log(1 + exp(x)), as it is or as max(x, 0) + log(1 + exp(-|x|)), which never overflows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def find_softplus(function: Any) -> dict[Any, Any]:
     graph = Bindings(function)
     found: dict[Any, Any] = {}
     for binding in graph.in_order:
+        if operator_of(binding.value) == "relax.log":
+            power = _one_more(binding.value.args[0], graph)
+            if power is not None:
+                found[binding.var] = relax.op.nn.softplus(power.args[0])
+            continue
         if operator_of(binding.value) != "relax.add":
             continue
         for rectified, rest in (binding.value.args, list(binding.value.args)[::-1]):
@@ -37,12 +42,17 @@ def _rectified(expression: Any, graph: Bindings) -> Any | None:
     return None
 
 
+def _one_more(expression: Any, graph: Bindings) -> Any | None:
+    """The exponential that this is one more than."""
+    total = graph.call(expression, "relax.add")
+    terms = [term for term in total.args if number_of(term) != 1.0] if total is not None else []
+    return graph.call(terms[0], "relax.exp") if len(terms) == 1 else None
+
+
 def _is_rest(expression: Any, x: Any, graph: Bindings) -> bool:
     """Whether it is log(1 + exp(-|x|))."""
     log = graph.call(expression, "relax.log")
-    total = graph.call(log.args[0], "relax.add") if log is not None else None
-    terms = [term for term in total.args if number_of(term) != 1.0] if total is not None else []
-    power = graph.call(terms[0], "relax.exp") if len(terms) == 1 else None
+    power = _one_more(log.args[0], graph) if log is not None else None
     minus = graph.call(power.args[0], "relax.negative") if power is not None else None
     size = graph.call(minus.args[0], "relax.abs") if minus is not None else None
     return size is not None and bool(size.args[0].same_as(x))

@@ -28,6 +28,8 @@ from hone.compiler.workload import Workload
 MAX_CANDIDATES = 32
 _NUM_REFINED = 3
 _SLICES = (2, 4, 8)
+#: Columns of blocks that are walked together: the usual number, and the others that the best tiles are tried with.
+_SWIZZLE, _SWIZZLES = 4, (1, 8)
 _ALIGN = 128
 #: CUTLASS's optimised iterators keep a bit for each row and column of the filter.
 _MAX_OPTIMIZED_KERNEL = 32
@@ -76,7 +78,9 @@ class Conv2x(CutlassTemplate):
             for cost, tile in best:
                 waste = tile.n / conv.group_outputs if mode == MULTIPLE_GROUPS else 1.0
                 found.append((cost * burden * waste, self._candidate(tile, math_, iterator, mode, 1)))
-            for _, tile in best[:_NUM_REFINED] if mode == NO_GROUPS else ():
+            for plain, tile in best[:_NUM_REFINED] if mode == NO_GROUPS else ():
+                for swizzle in _swizzles(tile, sizes, target):
+                    found.append((plain * burden * 1.01, self._candidate(tile, math_, iterator, mode, 1, swizzle)))
                 for slices in _slices(tile, sizes, target):
                     cost = cost_us(tile, math_, sizes, target, slices) * burden
                     found.append((cost, self._candidate(tile, math_, iterator, mode, slices)))
@@ -106,7 +110,7 @@ class Conv2x(CutlassTemplate):
             "iterator": ITERATORS[candidate["iterator"]],
             "group_mode": GROUP_MODES[candidate["groups"]],
             "slices": candidate["slices"],
-            "swizzle": 4 if candidate["groups"] == NO_GROUPS else 1,
+            "swizzle": candidate["swizzle"],
         }
         return Recipe("conv2x.cu", values)
 
@@ -135,8 +139,17 @@ class Conv2x(CutlassTemplate):
                     continue
                 yield (iterator, mode), tile
 
-    def _candidate(self, tile: Tile, math_: Math, iterator: int, mode: int, slices: int) -> Candidate:
-        return Candidate.of(self.name, **tile_parameters(tile, math_), iterator=iterator, groups=mode, slices=slices)
+    def _candidate(
+        self, tile: Tile, math_: Math, iterator: int, mode: int, slices: int, swizzle: int = _SWIZZLE
+    ) -> Candidate:
+        return Candidate.of(
+            self.name,
+            **tile_parameters(tile, math_),
+            iterator=iterator,
+            groups=mode,
+            slices=slices,
+            swizzle=swizzle if mode == NO_GROUPS else 1,
+        )
 
     def _checked(self, workload: Workload, target: CudaTarget) -> tuple[Convolution, EpilogueProgram, Math]:
         """Raises ValueError for a workload that is not its kind."""
@@ -185,6 +198,13 @@ def _alignment(workload: Workload, conv: Convolution) -> int:
 def _sizes(workload: Workload, conv: Convolution) -> Problem:
     m, n, k = conv.gemm
     return Problem(m, n, k, conv.groups, DTYPE_BYTES[workload.output.dtype])
+
+
+def _swizzles(tile: Tile, sizes: Problem, target: CudaTarget) -> Iterator[int]:
+    """Worth a look where blocks are more than one wave, and their columns enough to tell orders apart."""
+    blocks_m, blocks_n = -(-sizes.m // tile.m), -(-sizes.n // tile.n)
+    if blocks_m * blocks_n > target.num_sms:
+        yield from (swizzle for swizzle in _SWIZZLES if blocks_n >= max(2, swizzle))
 
 
 def _slices(tile: Tile, sizes: Problem, target: CudaTarget) -> Iterator[int]:

@@ -149,9 +149,9 @@ class CudaToolchain:
             command += [part for include in includes for part in ("-I", str(include))]
             command += [f"-L{self.libcudart.parent}", f"-Xlinker=-l:{self.libcudart.name}"]
             command += ["-o", str(output), str(path)]
-            with compiler_slot(num_gib):
+            with compiler_slot(num_gib) as slot:
                 started = time.monotonic()
-                ran = _run(command, Path(folder))
+                ran = _run(command, Path(folder), slot)
                 seconds = time.monotonic() - started
         log = ran.stdout + ran.stderr
         if ran.returncode != 0:
@@ -271,7 +271,9 @@ def _ask(nvcc: Path, flag: str) -> str:
     return ran.stdout
 
 
-def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], folder: Path, slot: int) -> subprocess.CompletedProcess[str]:
+    """`slot` is the descriptor of the compiler's slot: the compiler and its parts hold it too, so that it is free only
+    when they have ended, also where this process is killed."""
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(folder)}  # its leftovers go with the folder
     try:
         return subprocess.run(
@@ -283,6 +285,7 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
             stdin=subprocess.DEVNULL,
             timeout=_TIMEOUT_SECONDS,
             env=environment,
+            pass_fds=(slot,),
         )
     except subprocess.TimeoutExpired:
         told = NvccFailed(f"took more than {_TIMEOUT_SECONDS:.0f} s", "", is_refusal=True)
