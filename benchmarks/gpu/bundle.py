@@ -1,6 +1,6 @@
 """Packs what a machine with a GPU needs to run `run.sh`, in parts that are easily brought there.
 
-`python -m benchmarks.gpu.bundle OUT [--arch 90a] [--limit 8] [--models NAME=FILE:1,8] [--python 312] [--plan]`.
+`python -m benchmarks.gpu.bundle OUT [--arch 90a] [--limit 8] [--models NAME=FILE:1,8] [--tuning] [--python 312]`.
 Kernels come from the kernels cache and are built into it where they are missing, which needs no GPU; `--plan` only
 tells what. `--small` packs host twins of small problems, for trying the way without a GPU.
 """
@@ -20,15 +20,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu_models import Input
+from benchmarks.gpu.bundle_tuning import add_tuning
+from benchmarks.gpu.families import TABLE as CHECKED
+from benchmarks.gpu.families import family_rows
 from benchmarks.gpu.nets import NETS, write
 from benchmarks.gpu.rows import Row, all_rows, small_rows
+from benchmarks.gpu.torch_nodes import graph_nodes
 from hone.compiler.build import BuildFailed
 from hone.compiler.cuda.partition import takers
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cutlass.published import published_kernel, scope_of
 from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
-from hone.compiler.workload import Workload
+from hone.compiler.templates.packing import Packing
+from hone.compiler.workload import TensorType, Workload
 from hone.engines.cuda_runtime import library_places
 from hone.kernels import Entry, KernelsCache
 
@@ -40,8 +46,12 @@ _SECONDS = {"3x": 55.0}
 _USUAL_SECONDS = 10.0
 #: Guesses below this place are worse than building the first.
 _MAX_RANK = 6
+#: Of each family, what is compared with float64.
+_NUM_CHECKED = 1
 #: What the device's script imports of hone, and these import nothing else of it.
 _PYTHON = ("__init__.py", "types.py", "errors.py", "config.py", "strings.py", "specialization.py", "engines")
+#: Of benchmarks.gpu, what runs on the other machine.
+_DEVICE = ("device", "journal", "bench", "places", "reference", "table", "models", "torch_graph", "tuning")
 _TVM = ("libtvm_runtime.so", "libtvm_runtime_extra.so", "libtvm_runtime_cuda.so")
 _WHEELS = ("apache-tvm-ffi==0.1.14.post1", "ml-dtypes<=0.5.4")
 
@@ -59,13 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         help="what to compile: ONNX files as NAME=PATH:BATCH,BATCH, or nets of nets.py as NAME:BATCH,BATCH",
     )
+    parser.add_argument("--match", nargs="*", default=[], help="only rows whose table or name holds one of these")
+    parser.add_argument(
+        "--tuning", metavar="NAME:BATCH", help="times tuning a net of nets.py there: brings TVM's compiler and hone"
+    )
     parser.add_argument("--small", action="store_true", help="host twins of small problems")
     parser.add_argument("--plan", action="store_true", help="tell what would be built")
     told = parser.parse_args(arguments)
     target = CudaTarget.typical(told.arch)
-    rows = small_rows() if told.small else all_rows()
     if told.small:
         target = target.as_twin()
+    rows = rows_for(target, told.match)
     if told.plan:
         plan(rows, target, told.limit, KernelsCache(told.kernels_cache))
         return 0
@@ -77,25 +91,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
             add_model(folder, model, target, told.kernels_cache)
         if told.python:
             fetch_wheels(folder / "wheels", told.python)
-        parts = pack(folder, told.out)
+        parts = []
+        if told.tuning:
+            apart = Path(made) / "tuning"
+            python = told.python[0] if told.python else f"{sys.version_info.major}{sys.version_info.minor}"
+            cache = KernelsCache(told.kernels_cache)
+            tuned = add_tuning(apart, told.tuning, target, cache, limit=told.limit, python=python)
+            described = json.loads((folder / "bundle.json").read_text(encoding="utf-8")) | {"tuning": tuned}
+            (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+            parts += pack(apart, told.out, "tuning")
+        parts += pack(folder, told.out, "bundle")
+        finish(parts, told.out)
     for path in parts:
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def candidates_of(row: Row, target: CudaTarget, limit: int) -> Iterator[tuple[Any, Any]]:
-    """(template, candidate), the best guesses of each template in turns. Kernels that want operands packed are not
-    for here: nothing on the other machine packs them."""
-    lists = [
-        [(template, one) for one in template.candidates(row.workload, target)]
-        for template in takers(row.workload, target, CUTLASS_TEMPLATES)
+def rows_for(target: CudaTarget, match: Sequence[str] = ()) -> list[Row]:
+    """B0, without the families that the architecture has not, then B1 to B6; small ones for twins."""
+    rows = [*family_rows(small=target.twin), *(small_rows() if target.twin else all_rows())]
+    wanted = [
+        row
+        for row in rows
+        if not match or any(text in (row.table, *row.name.split()) or text in row.name for text in match)
     ]
+    return [row for row in wanted if row.table != CHECKED or next(candidates_of(row, target, 1), None) is not None]
+
+
+def candidates_of(row: Row, target: CudaTarget, limit: int) -> Iterator[tuple[Any, Any]]:
+    """(template, candidate) of those that the row is for, the best guesses of each template in turns."""
+    lists = [
+        [(template, one) for one in template.candidates(row.workload, target) if _is_wanted(row, one)]
+        for template in takers(row.workload, target, CUTLASS_TEMPLATES)
+        if row.template in ("", template.name)
+    ]
+    limit = _NUM_CHECKED if row.table == CHECKED else limit
     found = 0
     for at in range(max(map(len, lists), default=0)):
         for each in lists:
-            if at < len(each) and found < limit and not each[at][0].packing(row.workload, each[at][1], target):
+            if at < len(each) and found < limit:
                 found += 1
                 yield each[at]
+
+
+def _is_wanted(row: Row, candidate: Candidate) -> bool:
+    return row.wants is None or row.wants(dict(candidate.parameters))
 
 
 def plan(rows: Sequence[Row], target: CudaTarget, limit: int, cache: KernelsCache) -> None:
@@ -116,6 +156,7 @@ def plan(rows: Sequence[Row], target: CudaTarget, limit: int, cache: KernelsCach
 def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, cache: KernelsCache) -> None:
     """The bundle as a folder. A kernel that does not build is left out, and told."""
     (folder / "kernels").mkdir(parents=True)
+    (folder / "orders").mkdir()
     told = []
     for row in rows:
         kernels = []
@@ -129,7 +170,13 @@ def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, c
             if not path.exists():
                 kernel.export(path)
             workspace = max(1, template.workspace_bytes(row.workload, candidate, target))
-            kernels.append({"digest": kernel.digest, "candidate": str(candidate), "workspace": workspace})
+            packed = {
+                at: _order(folder / "orders", packing, row.workload.inputs[at])
+                for at, packing in template.packing(row.workload, candidate, target).items()
+            }
+            kernels.append(
+                {"digest": kernel.digest, "candidate": str(candidate), "workspace": workspace, "packed": packed}
+            )
         fields = row.workload.fields()
         told.append(
             {
@@ -139,31 +186,57 @@ def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, c
                 "parts": list(row.parts),
                 "pads": list(row.pads),
                 "kernels": kernels,
-                **{name: fields[name] for name in ("op", "inputs", "output", "attributes")},
+                **{name: fields[name] for name in ("op", "inputs", "output", "attributes", "epilogue")},
             }
         )
-    described = {"arch": target.arch, "twin": target.twin, "rows": told, "models": []}
+    described = {"arch": target.arch, "twin": target.twin, "rows": told, "models": [], "tuning": None}
     (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-    for name in ("run.sh", "device.py", "torch_graph.py"):
-        shutil.copy(HERE / name, folder / name)
-    package = ROOT / "server" / "hone"
+    shutil.copy(HERE / "run.sh", folder / "run.sh")
+    benchmarks = folder / "python" / "benchmarks"
+    (benchmarks / "gpu").mkdir(parents=True)
+    for package in (benchmarks, benchmarks / "gpu"):
+        (package / "__init__.py").touch()
+    for name in _DEVICE:
+        shutil.copy(HERE / f"{name}.py", benchmarks / "gpu" / f"{name}.py")
     for name in _PYTHON:
-        source, to = package / name, folder / "python" / "hone" / name
+        source, to = ROOT / "server" / "hone" / name, folder / "python" / "hone" / name
         to.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", "onnxruntime.py"))
         else:
             shutil.copy(source, to)
-    if not target.twin:
-        import tvm
+    import tvm
 
-        (folder / "tvm").mkdir()
-        for name in _TVM:
-            shutil.copy(Path(tvm.__file__).parent / "lib" / name, folder / "tvm" / name)
-        runtime = next((path for path in library_places() if path.is_file()), None)
-        if runtime is None:
-            raise SystemExit("the CUDA runtime is missing: install requirements/dev.txt, or CUDA 13")
-        shutil.copy(runtime, folder / "tvm" / runtime.name)
+    (folder / "tvm").mkdir()
+    for name in _TVM[:1] if target.twin else _TVM:
+        shutil.copy(Path(tvm.__file__).parent / "lib" / name, folder / "tvm" / name)
+    runtime = next((path for path in library_places() if path.is_file()), None)
+    if runtime is None:
+        raise SystemExit("the CUDA runtime is missing: install requirements/dev.txt, or CUDA 13")
+    shutil.copy(runtime, folder / "tvm" / runtime.name)
+
+
+def _order(folder: Path, packing: Packing, source: TensorType) -> str:
+    """A packing as what it is here: another order of the weight's items. Written once as positions to be read, for a
+    machine that has no compiler to run it. Returns its name.
+
+    Raises ValueError for one that does more than that.
+    """
+    import numpy as np
+    import tvm
+
+    positions = replace(packing, result=replace(packing.result, dtype="int32"))
+    func = positions.prim_func(replace(source, dtype="int32")).with_attr("global_symbol", "pack")
+    built = tvm.tirx.build(tvm.IRModule({"pack": func}), target="llvm")["pack"]
+    numbers = np.arange(source.num_elements, dtype=np.int32).reshape(source.shape)
+    found = tvm.runtime.tensor(np.full(packing.result.shape, -1, np.int32))
+    built(tvm.runtime.tensor(numbers), found)
+    order = found.numpy()
+    if not np.array_equal(np.sort(order, axis=None), numbers.reshape(-1)):
+        raise ValueError(f"a weight of {source} is packed by more than another order of its items")
+    name = hashlib.sha256(repr(order.shape).encode() + order.tobytes()).hexdigest()[:16]
+    np.save(folder / f"{name}.npy", order)
+    return name
 
 
 def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) -> None:
@@ -171,6 +244,7 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
     that the cache has kernels of, else the first, which are built: what a tuner starts from."""
     import numpy as np
     import onnx
+    from onnx import helper
 
     from hone.compiler.artifact import derived_constants
     from hone.compiler.choices import Choices
@@ -195,10 +269,11 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
     graph = onnx.load(model).graph
     initial = {one.name for one in graph.initializer}
     inputs = [one for one in graph.input if one.name not in initial]
-    (place / "nodes.json").write_text(json.dumps(_nodes(graph)), encoding="utf-8")
+    known = {one.name: one for one in NETS[name].inputs} if name in NETS else {}
+    (place / "nodes.json").write_text(json.dumps(graph_nodes(graph)), encoding="utf-8")
     described = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     for batch in map(int, batches.split(",")):
-        shapes = {one.name: (batch, *(dim.dim_value for dim in one.type.tensor_type.shape.dim[1:])) for one in inputs}
+        shapes = {one.name: _shape(one, batch, known.get(one.name)) for one in inputs}
         imported = import_model(model, shapes)
         if isinstance(imported, Unsupported):
             raise SystemExit(f"{name}: {imported.reason}")
@@ -217,8 +292,21 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
             to = folder / "kernels" / f"{kernel.digest}.so"
             if not to.exists():
                 kernel.export(to)
-        described["models"].append({"name": name, "batch": batch, "shapes": shapes})
+        dtypes = {one.name: helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type).name for one in inputs}
+        given = {one: [list(shape), dtypes[one]] for one, shape in shapes.items()}
+        ranges = {one.name: [int(one.low), int(one.high)] for one in known.values() if one.high > one.low}
+        described["models"].append({"name": name, "batch": batch, "inputs": given, "ranges": ranges})
     (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def _shape(told: Any, batch: int, known: Input | None) -> tuple[int, ...]:
+    """Of an input, whose first dimension is the batch; a net tells its own. Raises SystemExit."""
+    if known is not None:
+        return (batch, *known.shape)
+    dims = [dim.dim_value for dim in told.type.tensor_type.shape.dim[1:]]
+    if 0 in dims:
+        raise SystemExit(f"input '{told.name}' has free dimensions beside its batch: fix them in the file")
+    return (batch, *dims)
 
 
 def kernels_at_hand(workloads: Iterable[Workload], target: CudaTarget, cache: KernelsCache) -> dict[str, Candidate]:
@@ -236,30 +324,6 @@ def kernels_at_hand(workloads: Iterable[Workload], target: CudaTarget, cache: Ke
     return found
 
 
-def _nodes(graph: Any) -> dict[str, Any]:
-    """The graph for PyTorch, as `torch_graph.py` reads it."""
-    from onnx import helper, numpy_helper
-
-    def plain(value: Any) -> Any:
-        if hasattr(value, "dims"):
-            return numpy_helper.to_array(value).tolist()
-        return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, list) else value
-
-    return {
-        "outputs": [one.name for one in graph.output],
-        "nodes": [
-            {
-                "op": node.op_type,
-                "inputs": list(node.input),
-                "outputs": list(node.output),
-                "attributes": {one.name: plain(helper.get_attribute_value(one)) for one in node.attribute},
-            }
-            for node in graph.node
-        ],
-        "initializers": [one.name for one in graph.initializer],
-    }
-
-
 def fetch_wheels(folder: Path, versions: Sequence[str]) -> None:
     """For Linux on x86-64, through pip."""
     for version in versions:
@@ -269,21 +333,25 @@ def fetch_wheels(folder: Path, versions: Sequence[str]) -> None:
         subprocess.run(command, check=True)
 
 
-def pack(folder: Path, out: Path) -> list[Path]:
-    """The folder as parts of an archive, with their digests and `run.sh` beside them."""
+def pack(folder: Path, out: Path, name: str) -> list[Path]:
+    """The folder as parts of an archive, in which it has this name."""
     with tempfile.TemporaryFile() as whole:
         with tarfile.open(fileobj=whole, mode="w:gz") as archive:
-            archive.add(folder, "bundle")
+            archive.add(folder, name)
         whole.seek(0)
         parts: list[Path] = []
         while data := whole.read(PART_BYTES):
-            path = out / f"bundle.part{len(parts):02d}"
+            path = out / f"{name}.part{len(parts):02d}"
             path.write_bytes(data)
             parts.append(path)
+    return parts
+
+
+def finish(parts: Sequence[Path], out: Path) -> None:
+    """The parts' digests, and run.sh, beside them."""
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in parts]
     (out / "SHA256SUMS").write_text("".join(lines), encoding="ascii")
-    shutil.copy(folder / "run.sh", out / "run.sh")
-    return [*parts, out / "SHA256SUMS", out / "run.sh"]
+    shutil.copy(HERE / "run.sh", out / "run.sh")
 
 
 if __name__ == "__main__":
