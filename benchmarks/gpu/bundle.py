@@ -40,7 +40,8 @@ from hone.kernels import Entry, KernelsCache
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PART_BYTES = 48 << 20
+#: Below 50 MB, however those are counted.
+PART_BYTES = 49_000_000
 #: Seconds that a kernel takes to build, by what its template is of: for the plan.
 _SECONDS = {"3x": 55.0}
 _USUAL_SECONDS = 10.0
@@ -76,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="host twins of small problems")
     parser.add_argument("--plan", action="store_true", help="tell what would be built")
     told = parser.parse_args(arguments)
-    target = CudaTarget.typical(told.arch)
+    try:
+        target = CudaTarget.typical(told.arch)
+    except ValueError as problem:
+        parser.error(str(problem))
     if told.small:
         target = target.as_twin()
     rows = rows_for(target, told.match)
@@ -84,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan(rows, target, told.limit, KernelsCache(told.kernels_cache))
         return 0
     told.out.mkdir(parents=True, exist_ok=True)
+    for old in told.out.glob("*.part[0-9][0-9]"):
+        old.unlink()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "bundle"
         make(folder, rows, target, limit=1 if told.small else told.limit, cache=KernelsCache(told.kernels_cache))
@@ -96,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             apart = Path(made) / "tuning"
             python = told.python[0] if told.python else f"{sys.version_info.major}{sys.version_info.minor}"
             cache = KernelsCache(told.kernels_cache)
-            tuned = add_tuning(apart, told.tuning, target, cache, limit=told.limit, python=python)
+            tuned = add_tuning(
+                apart, told.tuning, target, cache, limit=told.limit, python=python, models=folder / "models"
+            )
             described = json.loads((folder / "bundle.json").read_text(encoding="utf-8")) | {"tuning": tuned}
             (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
             parts += pack(apart, told.out, "tuning")

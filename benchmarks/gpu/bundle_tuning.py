@@ -27,19 +27,27 @@ ROOT = Path(__file__).parents[2]
 _REQUIREMENTS = ("runtime.txt", "cuda-compiler.in")
 #: Only shown to people, or for other things than tuning: 12 MB.
 _NOT_NEEDED = ("nvidia_cuda_cuobjdump", "nvidia_cuda_nvdisasm", "pillow")
+#: On a machine without a GPU the CPU is tuned: that tries the way, and its seconds mean nothing.
 _CONFIG = """name: "{name}"
 backend: "onnxruntime"
 max_batch_size: 0
-parameters {{ key: "precision" value: "f16" }}
-parameters {{ key: "signatures" value: "{signature}" }}
+optimization {{ execution_accelerators {{
+  gpu_execution_accelerator: [ {{
+    name: "tvm"
+    parameters {{ key: "precision" value: "f16" }}
+    parameters {{ key: "signatures" value: "{signature}" }}
+  }} ]
+  cpu_execution_accelerator: [ {{ name: "tvm" parameters {{ key: "signatures" value: "{signature}" }} }} ]
+}} }}
 """
 
 
 def add_tuning(
-    folder: Path, told: str, target: CudaTarget, cache: KernelsCache, *, limit: int, python: str
+    folder: Path, told: str, target: CudaTarget, cache: KernelsCache, *, limit: int, python: str, models: Path
 ) -> dict[str, Any]:
     """`told`: NAME:BATCH of a net of nets.py. `limit`: how many of each workload's guesses are built where the cache
-    has them not; what it has beside is taken along. Returns what the other machine is told.
+    has them not; what it has beside is taken along. `models`: where the bundle's models are; one of the same name is
+    not packed twice. Returns what the other machine is told.
 
     Raises SystemExit.
     """
@@ -48,7 +56,10 @@ def add_tuning(
         raise SystemExit(f"--tuning {told}: expected NAME:BATCH, with one of {', '.join(NETS)}")
     version = folder / "repository" / name / "1"
     version.mkdir(parents=True)
-    model = write(name, version).rename(version / "model.onnx")
+    model = models / name / "model.onnx"
+    is_shared = model.exists()
+    if not is_shared:
+        model = write(name, version).rename(version / "model.onnx")
     shapes = {one.name: (int(batch), *one.shape) for one in NETS[name].inputs}
     signature = ",".join(f"{one}:{'x'.join(map(str, shape))}" for one, shape in shapes.items())
     config = _CONFIG.format(name=name, signature=signature)
@@ -62,7 +73,7 @@ def add_tuning(
     package = folder / "hone" / "hone"
     shutil.copytree(ROOT / "server" / "hone", package, ignore=shutil.ignore_patterns("__pycache__"))
     fetch_wheels(folder / "wheels", python)
-    return {"name": name, "batch": int(batch), "num_kernels": num_kernels}
+    return {"name": name, "batch": int(batch), "num_kernels": num_kernels, "is_shared": is_shared}
 
 
 def _take_kernels(

@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bundle = json.loads((told.folder / "bundle.json").read_text(encoding="utf-8"))
     if told.worker:
         return work(told.worker, told.folder, bundle, journal, told.until)
+    signal.signal(signal.SIGTERM, _end)  # so that the process of the stage goes too
     journal.path.unlink(missing_ok=True)
     deadline = time.monotonic() + told.seconds
     left_out = []
@@ -57,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             run_stage(stage, told.folder, journal, deadline)
     return show(bundle, journal, told.folder, left_out, told.stages)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _has_work(stage: str, bundle: dict[str, Any]) -> bool:
@@ -78,7 +84,7 @@ def run_stage(stage: str, folder: Path, journal: Journal, deadline: float) -> No
             ended = _wait(process, journal, STAGES[stage], deadline)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if ended == "done" or time.monotonic() > deadline:
             return

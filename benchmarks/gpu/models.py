@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.bench import Lost
 from benchmarks.gpu.journal import CRASHED, TRYING, Journal
 from benchmarks.gpu.torch_graph import TorchGraph
 
@@ -40,12 +41,15 @@ class Models:
         runtime = TvmRuntime.load(1, libraries)
         load_cuda(libraries)
         self._card = CudaDevice(cuda, runtime, 0)
-        self._torch = place.torch
+        self._place, self._torch = place, place.torch
         self._folder, self._journal, self._deadline = folder, journal, deadline
         self._kernels = {path.stem: path for path in (folder / "kernels").glob("*.so")}
 
     def run(self, models: Sequence[Mapping[str, Any]], *, with_compile: bool) -> None:
-        """All under a CUDA graph; or, as a second pass, also through torch.compile, the largest batches first."""
+        """All under a CUDA graph; or, as a second pass, also through torch.compile, the largest batches first.
+
+        Raises Lost.
+        """
         takes = _COMPILE_SECONDS
         ordered = sorted(models, key=lambda told: -told["batch"]) if with_compile else models
         for told in ordered:
@@ -65,7 +69,8 @@ class Models:
             except Exception as problem:  # of either side: the others go on
                 reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
                 self._journal.add("failed", label, reason=reason)
-                self._card.cuda.check_not_lost()
+                if self._place.is_lost():
+                    raise Lost(label) from problem
             takes = max(takes, time.monotonic() - began) if with_compile else takes
 
     def _model(self, name: str, told: Mapping[str, Any], with_compile: bool) -> None:

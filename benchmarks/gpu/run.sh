@@ -16,7 +16,11 @@ if compgen -G 'bundle.part*' >/dev/null; then
   # Parts of the row that times tuning may stay behind: then it is left out.
   compgen -G 'tuning.part*' >/dev/null && sums="$(cat SHA256SUMS)" || sums="$(grep -v '  tuning\.' SHA256SUMS)"
   sha256sum --quiet --check <<<"$sums" || { echo "run.sh: a part is missing or damaged; bring it again" >&2; exit 2; }
-  [ -d bundle ] || cat bundle.part* | tar -xz --no-same-owner
+  if ! cmp --silent SHA256SUMS bundle/.sums; then  # none yet, or another one
+    rm -rf bundle
+    cat bundle.part* | tar -xz --no-same-owner
+    cp SHA256SUMS bundle/.sums
+  fi
   if compgen -G 'tuning.part*' >/dev/null && [ ! -d bundle/tuning ]; then
     cat tuning.part* | tar -xz --no-same-owner -C bundle
   fi
@@ -29,13 +33,13 @@ fi
 [ -d bundle ] && cd bundle
 
 # tvm-ffi and ml-dtypes: what this Python has, else what came along.
+export PYTHONPATH="$PWD/site:$PWD/python:${PYTHONPATH:-}"
 if ! "$python" -c 'import tvm_ffi, ml_dtypes' 2>/dev/null; then
+  version="$("$python" -c 'import sys; print(*sys.version_info[:2], sep="")')"
   if ! compgen -G 'wheels/*.whl' >/dev/null; then
-    version="$("$python" -c 'import sys; print(*sys.version_info[:2], sep="")')"
     echo "run.sh: this Python has no tvm_ffi, and no wheels came along; make the bundle with --python $version" >&2
     exit 2
   fi
-  "$python" -m pip install --quiet --no-index --find-links wheels --target site --no-deps apache-tvm-ffi ml-dtypes
+  "$python" -m pip install --quiet --no-index --find-links wheels --target site --upgrade --no-deps apache-tvm-ffi ml-dtypes
 fi
-export PYTHONPATH="$PWD/site:$PWD/python:${PYTHONPATH:-}"
 exec timeout --kill-after=10 "$((seconds + 30))" "$python" -m benchmarks.gpu.device --seconds "$seconds" "${@:2}"

@@ -114,6 +114,7 @@ def unpacked(made, there):
     """The bundle as run.sh leaves it, and what it tells, to be changed."""
     shutil.copytree(made, there)
     subprocess.run(["tar", "-xzf", there / "bundle.part00", "-C", there], check=True)
+    shutil.copy(there / "SHA256SUMS", there / "bundle" / ".sums")
     told = json.loads((there / "bundle" / "bundle.json").read_text())
     return there / "bundle", told
 
