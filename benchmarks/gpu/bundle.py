@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tuning", metavar="NAME:BATCH", help="times tuning a net of nets.py there: brings TVM's compiler and hone"
     )
+    parser.add_argument("--no-build", action="store_true", help="only kernels that the cache holds")
     parser.add_argument("--small", action="store_true", help="host twins of small problems")
     parser.add_argument("--plan", action="store_true", help="tell what would be built")
     told = parser.parse_args(arguments)
@@ -92,19 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         old.unlink()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "bundle"
-        make(folder, rows, target, limit=1 if told.small else told.limit, cache=KernelsCache(told.kernels_cache))
+        cache = KernelsCache(told.kernels_cache)
+        limit = 1 if told.small else told.limit
+        make(folder, rows, target, limit=limit, cache=cache, build=not told.no_build)
         for model in told.models:
-            add_model(folder, model, target, told.kernels_cache)
+            add_model(folder, model, target, cache, build=not told.no_build)
         if told.python:
             fetch_wheels(folder / "wheels", told.python)
         parts = []
         if told.tuning:
             apart = Path(made) / "tuning"
             python = told.python[0] if told.python else f"{sys.version_info.major}{sys.version_info.minor}"
-            cache = KernelsCache(told.kernels_cache)
-            tuned = add_tuning(
-                apart, told.tuning, target, cache, limit=told.limit, python=python, models=folder / "models"
-            )
+            limit = 0 if told.no_build else told.limit
+            tuned = add_tuning(apart, told.tuning, target, cache, limit=limit, python=python, models=folder / "models")
             described = json.loads((folder / "bundle.json").read_text(encoding="utf-8")) | {"tuning": tuned}
             (folder / "bundle.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
             parts += pack(apart, told.out, "tuning")
@@ -142,6 +143,10 @@ def candidates_of(row: Row, target: CudaTarget, limit: int) -> Iterator[tuple[An
                 yield each[at]
 
 
+def is_cached(cache: KernelsCache, digest: str, target: CudaTarget) -> bool:
+    return isinstance(cache.get("kernels", digest, scope_of(target)), Entry)
+
+
 def _is_wanted(row: Row, candidate: Candidate) -> bool:
     return row.wants is None or row.wants(dict(candidate.parameters))
 
@@ -153,7 +158,7 @@ def plan(rows: Sequence[Row], target: CudaTarget, limit: int, cache: KernelsCach
         print(f"{row.table}  {row.name}: {len(chosen)} candidates{'' if chosen else ' (no kernel takes it)'}")
         for template, candidate in chosen:
             digest = template.digest(row.workload, candidate, target)
-            if isinstance(cache.get("kernels", digest, scope_of(target)), Entry):
+            if is_cached(cache, digest, target):
                 known += 1
             elif digest not in missing:
                 missing.add(digest)
@@ -161,14 +166,20 @@ def plan(rows: Sequence[Row], target: CudaTarget, limit: int, cache: KernelsCach
     print(f"{known} kernels are there, {len(missing)} are to be built: some {seconds / 60:.0f} minutes, one at a time")
 
 
-def make(folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, cache: KernelsCache) -> None:
-    """The bundle as a folder. A kernel that does not build is left out, and told."""
+def make(
+    folder: Path, rows: Sequence[Row], target: CudaTarget, *, limit: int, cache: KernelsCache, build: bool = True
+) -> None:
+    """The bundle as a folder. A kernel that does not build is left out, and told; so is, unless to `build`, one that
+    the cache has not."""
     (folder / "kernels").mkdir(parents=True)
     (folder / "orders").mkdir()
     told = []
     for row in rows:
         kernels = []
         for template, candidate in candidates_of(row, target, limit):
+            if not build and not is_cached(cache, template.digest(row.workload, candidate, target), target):
+                print(f"left out: {candidate} of {row.name}: the cache has it not", file=sys.stderr)
+                continue
             try:
                 kernel = published_kernel(cache, template, row.workload, candidate, target)
             except BuildFailed as problem:
@@ -247,7 +258,7 @@ def _order(folder: Path, packing: Packing, source: TensorType) -> str:
     return name
 
 
-def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) -> None:
+def add_model(folder: Path, told: str, target: CudaTarget, cache: KernelsCache, *, build: bool = True) -> None:
     """`NAME=PATH:BATCH,BATCH` or `NAME:BATCH,BATCH`: an artifact for each batch. Workloads get the best guess of those
     that the cache has kernels of, else the first, which are built: what a tuner starts from."""
     import numpy as np
@@ -273,7 +284,6 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
     else:
         raise SystemExit(f"'{name}' is no net of nets.py, which has {', '.join(NETS)}: name a file as {name}=PATH")
     model = place / "model.onnx"
-    cache = KernelsCache(kernels_cache)
     graph = onnx.load(model).graph
     initial = {one.name for one in graph.initializer}
     inputs = [one for one in graph.input if one.name not in initial]
@@ -289,6 +299,12 @@ def add_model(folder: Path, told: str, target: CudaTarget, kernels_cache: Path) 
         at_hand = kernels_at_hand(cuda_workloads(imported, target, choices).counts, target, cache)
         print(f"{name}, batch {batch}: the first guess for {len(at_hand)} workloads is there")
         compiled = compile_cuda_model(imported, target, replace(choices, kernels=at_hand))
+        missing = [call for call in compiled.kernels if not is_cached(cache, call.digest, target)]
+        if missing and not build:
+            raise SystemExit(
+                f"{name}, batch {batch}: the cache has {len(missing)} of {len(compiled.kernels)} kernels not, such as"
+                f" {missing[0].candidate}: leave out --no-build, or that batch"
+            )
         artifact = place / str(batch)
         artifact.mkdir()
         toolchain = None if target.twin else find_toolchain()
@@ -326,7 +342,7 @@ def kernels_at_hand(workloads: Iterable[Workload], target: CudaTarget, cache: Ke
         ranked = [(template, at[rank]) for rank in range(_MAX_RANK) for template, at in lists if rank < len(at)]
         for template, candidate in ranked:
             digest = template.digest(workload, candidate, target)
-            if isinstance(cache.get("kernels", digest, scope_of(target)), Entry):
+            if is_cached(cache, digest, target):
                 found[workload.digest] = candidate
                 break
     return found

@@ -153,10 +153,11 @@ def _finite(value: float) -> float | None:
 def show(bundle: dict[str, Any], journal: Journal, folder: Path, left_out: list[str], stages: Sequence[str]) -> int:
     """Print the table, and write results.json. 1 where a kernel was wrong, did not run, or took its process along."""
     rows, models = journal.by_name("row"), journal.by_name("model")
-    device = next(journal.entries("device"), {"name": "unknown", "ceiling_tflops": None})
-    print(f"{device['name']}; kernels for sm_{bundle['arch']}{' (twins)' if bundle['twin'] else ''}")
-    ceiling = device["ceiling_tflops"]
-    print(f"ceiling, by a product of 8192: {ceiling:.0f} TFLOP/s" if ceiling else "no ceiling")
+    device = next(journal.entries("device"), None)
+    if device is not None:
+        print(f"{device['name']}; kernels for sm_{bundle['arch']}{' (twins)' if bundle['twin'] else ''}")
+        ceiling = device["ceiling_tflops"]
+        print(f"ceiling, by a product of 8192: {ceiling:.0f} TFLOP/s" if ceiling else "no ceiling")
     table = Table(bundle["rows"], rows)
     for lines in (table.checked(), table.timed(), models_table(models)):
         if lines:

@@ -217,7 +217,7 @@ def test_models_take_the_best_kernels_that_are_there():
 def test_a_net_that_is_not_known_is_told(tmp_path):
     target = CudaTarget.preset("h200")
     with pytest.raises(SystemExit, match=r"'vgg17' is no net of nets\.py, which has resnet50, repvgg_a0, vgg16"):
-        bundle.add_model(tmp_path, "vgg17:1", target, tmp_path)
+        bundle.add_model(tmp_path, "vgg17:1", target, KernelsCache(tmp_path))
 
 
 def test_vgg16_is_built_and_packs_small(tmp_path, monkeypatch):
@@ -232,3 +232,32 @@ def test_vgg16_is_built_and_packs_small(tmp_path, monkeypatch):
     operators = [node.op_type for node in onnx.load(path).graph.node]
     assert (operators.count("Conv"), operators.count("MaxPool"), operators.count("Gemm")) == (13, 5, 3)
     assert len(zlib.compress(path.read_bytes())) < path.stat().st_size / 50
+
+
+def test_a_model_comes_along_with_its_artifact_and_what_pytorch_needs(tmp_path):
+    file = ROOT / "model_repo" / "digits" / "1" / "model.onnx"
+    out = make(tmp_path / "out", "--arch", "80", "--match", "B1", "--models", f"digits={file}:2")
+    folder, told = unpacked(out, tmp_path / "there")
+    (model,) = told["models"]
+    assert model == {"name": "digits", "batch": 2, "inputs": {"image": [[2, 1, 8, 8], "float32"]}, "ranges": {}}
+    place = folder / "models" / "digits"
+    manifest = json.loads((place / "2" / "manifest.json").read_text())
+    assert manifest["kernels"]
+    assert {f"{digest}.so" for digest in manifest["kernels"]} <= {path.name for path in (folder / "kernels").iterdir()}
+    nodes = json.loads((place / "nodes.json").read_text())
+    assert {node["op"] for node in nodes["nodes"]} >= {"Conv", "Relu"}
+    assert (place / "model.onnx").read_bytes() == file.read_bytes()
+
+
+def test_without_building_what_the_cache_has_not_is_left_out_and_told(tmp_path, capsys):
+    cache = str(tmp_path / "cache")
+    bundle.main([str(tmp_path / "out"), "--small", "--match", "B1", "--no-build", "--kernels-cache", cache])
+    assert "of gemm 32x16x24: the cache has it not" in capsys.readouterr().err
+    folder, told = unpacked(tmp_path / "out", tmp_path / "there")
+    assert [row["kernels"] for row in told["rows"]] == [[]]
+    ran = run(folder.parent, "60")
+    assert (ran.returncode, "no kernel ran" in ran.stdout) == (0, True)
+    digits = ROOT / "model_repo" / "digits" / "1" / "model.onnx"
+    told = ["--small", "--match", "none", "--no-build", "--kernels-cache", cache, "--models", f"digits={digits}:2"]
+    with pytest.raises(SystemExit, match=r"digits, batch 2: the cache has (\d+) of \1 kernels not"):
+        bundle.main([str(tmp_path / "out"), *told])
