@@ -30,6 +30,8 @@ _TICK_SECONDS = 0.1
 #: A stage is not begun with less.
 _LEAST_SECONDS = {"rows": 0.0, "models": 10.0, "compile": 45.0, "tuning": 120.0}
 _MAX_CRASHES = 12
+#: Of what was left out, so many are named on the console; all are in results.json.
+_MOST_NAMED = 12
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             left_out.append(f"stage {stage}")
         else:
             run_stage(stage, told.folder, journal, deadline)
-    return show(bundle, journal, told.folder, left_out, told.stages)
+    is_late = time.monotonic() > deadline
+    return show(bundle, journal, told.folder, left_out, told.stages, is_late=is_late)
 
 
 def _end(number: int, _: object) -> None:
@@ -150,7 +153,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def show(bundle: dict[str, Any], journal: Journal, folder: Path, left_out: list[str], stages: Sequence[str]) -> int:
+def show(
+    bundle: dict[str, Any],
+    journal: Journal,
+    folder: Path,
+    left_out: list[str],
+    stages: Sequence[str],
+    *,
+    is_late: bool,
+) -> int:
     """Print the table, and write results.json. 1 where a kernel was wrong, did not run, or took its process along."""
     rows, models = journal.by_name("row"), journal.by_name("model")
     device = next(journal.entries("device"), None)
@@ -186,7 +197,9 @@ def show(bundle: dict[str, Any], journal: Journal, folder: Path, left_out: list[
     told |= {"wrong": wrong, "left_out": left_out}
     (folder / "results.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     if left_out:
-        print(f"left out, since the time was up: {'; '.join(left_out)}")
+        why = "left out, since the time was up" if is_late else "not measured"
+        more = f"; and {len(left_out) - _MOST_NAMED} more" if len(left_out) > _MOST_NAMED else ""
+        print(f"{why}: {'; '.join(left_out[:_MOST_NAMED])}{more}")
     for line in wrong:
         print(line, file=sys.stderr)
     return 1 if wrong else 0

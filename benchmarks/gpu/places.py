@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
+import importlib.util
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,8 @@ class Gpu:
     """PyTorch on the first GPU. Arrays of bfloat16 go by their bits, since PyTorch's numpy knows none."""
 
     def __init__(self, folder: Path) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise SystemExit(f"{sys.executable} has no PyTorch to compare with: name one that has by PYTHON=...")
         # The runtime that kernels were linked with, which PyTorch need not have.
         ctypes.CDLL(str(folder / "tvm" / "libcudart.so.13"), mode=ctypes.RTLD_GLOBAL)
         self.torch = torch = importlib.import_module("torch")

@@ -261,3 +261,13 @@ def test_without_building_what_the_cache_has_not_is_left_out_and_told(tmp_path, 
     told = ["--small", "--match", "none", "--no-build", "--kernels-cache", cache, "--models", f"digits={digits}:2"]
     with pytest.raises(SystemExit, match=r"digits, batch 2: the cache has (\d+) of \1 kernels not"):
         bundle.main([str(tmp_path / "out"), *told])
+
+
+def test_where_a_stage_cannot_start_it_says_why(made, tmp_path):
+    folder, told = unpacked(made, tmp_path / "there")
+    (folder / "bundle.json").write_text(json.dumps({**told, "twin": False}))
+    ran = run(folder.parent, "60")
+    assert ran.returncode == 1
+    assert "FAILED: stage rows: its process exited with 1 before it did anything" in ran.stderr
+    assert f"not measured: {told['rows'][0]['name']}; " in ran.stdout
+    assert "the time was up" not in ran.stdout
