@@ -67,7 +67,13 @@ test-kernels: setup-dev ## build GPU kernels without a GPU and look into their m
 test-gpu: setup-dev ## tests on a real NVIDIA GPU, and the measurements of benchmarks/gpu (skipped with a reason without one)
 	@$(VENV)/bin/python -m pytest tests/gpu $(ARGS)
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
-	  $(VENV)/bin/python -m benchmarks.gpu.bundle build/gpu && bash build/gpu/run.sh; \
+	  python="$${TORCH_PYTHON:-python3}"; \
+	  "$$python" -c 'import torch' || { echo "test-gpu: $$python has no PyTorch to compare with; name one that has: make test-gpu TORCH_PYTHON=..." >&2; exit 1; }; \
+	  arch="$$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)"; \
+	  case "$$arch" in 90|100) arch="$${arch}a";; esac; \
+	  $(VENV)/bin/python -m benchmarks.gpu.bundle build/gpu --arch "$$arch" --python "$$("$$python" -c 'import sys; print(*sys.version_info[:2], sep="")')" \
+	    --models resnet50:1,8,32 repvgg_a0:1,8,32 vgg16:1,8,32 bert_base:1,8,32; \
+	  PYTHON="$$python" bash build/gpu/run.sh; \
 	else echo "test-gpu: no NVIDIA GPU here; see docs/gpu_benchmarks.md for bringing the measurements to one"; fi
 
 lint: setup-dev ## ruff and mypy

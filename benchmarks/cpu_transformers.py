@@ -24,9 +24,12 @@ _IMAGE_SIZE, _NUM_CLASSES = 224, 1000
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def bert_base() -> onnx.ModelProto:
-    """An encoder without a head: last_hidden_state and pooler_output. Batch and sequence are free."""
-    graph = Graph("bert_base", seed=6)
+def bert_base(graph: Graph | None = None) -> onnx.ModelProto:
+    """An encoder without a head: last_hidden_state and pooler_output. Batch and sequence are free.
+
+    `graph` is an empty one that draws the weights.
+    """
+    graph = graph or Graph("bert_base", seed=6)
     free: list[int | str] = ["batch", "sequence"]
     ids = graph.input("input_ids", TensorProto.INT64, free)
     mask = graph.input("attention_mask", TensorProto.INT64, free)

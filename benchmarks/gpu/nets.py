@@ -1,13 +1,14 @@
 """Nets that B7 measures, built here: `python -m benchmarks.gpu.nets FOLDER NAME...` writes them as ONNX files.
 
-Weights are random, which changes no time. Those of VGG-16 are the same few thousand numbers over and over, shifted from
-row to row: 553 MB that pack to 3, so that they are easily brought to another machine.
+Weights are random, which changes no time. Those of VGG-16 and BERT-base are the same few thousand numbers again and
+again, shifted from row to row: 553 MB and 438 MB that pack to a few, and are easily brought to another machine.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu_convnets import repvgg_a0, resnet50
 from benchmarks.cpu_graph import Graph
+from benchmarks.cpu_models import Input
+from benchmarks.cpu_transformers import SEQUENCE, VOCABULARY, bert_base
 
 #: VGG-16 (Simonyan and Zisserman, "Very Deep Convolutional Networks", 2014, table 1, column D): 3x3 convolutions of so
 #: many channels, a pooling behind each group.
@@ -62,14 +65,40 @@ def vgg16() -> onnx.ModelProto:
     return graph.model({"logits": ["batch", _VGG_LINEAR[-1]]})
 
 
-NETS: Mapping[str, Callable[[], onnx.ModelProto]] = {"resnet50": resnet50, "repvgg_a0": repvgg_a0, "vgg16": vgg16}
+class _Repeating(Graph):
+    """Draws a few thousand numbers a tensor."""
+
+    def normal(self, shape: Sequence[int], deviation: float = 1.0) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = _repeated(tuple(shape), deviation, self.rng)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    build: Callable[[], onnx.ModelProto]
+    inputs: tuple[Input, ...]
+
+
+_PICTURE = (Input("image", "float32", (3, _SIZE, _SIZE)),)
+_TOKENS = (
+    Input("input_ids", "int64", (SEQUENCE,), 0, VOCABULARY),
+    Input("attention_mask", "int64", (SEQUENCE,), 1, 2),
+    Input("token_type_ids", "int64", (SEQUENCE,), 0, 2),
+)
+
+NETS: Mapping[str, Net] = {
+    "resnet50": Net(resnet50, _PICTURE),
+    "repvgg_a0": Net(repvgg_a0, _PICTURE),
+    "vgg16": Net(vgg16, _PICTURE),
+    "bert_base": Net(lambda: bert_base(_Repeating("bert_base", seed=6)), _TOKENS),
+}
 
 
 def write(name: str, folder: Path) -> Path:
     """Raises KeyError for a net that is not known."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.onnx"
-    onnx.save(NETS[name](), path)
+    onnx.save(NETS[name].build(), path)
     return path
 
 

@@ -1,12 +1,13 @@
 """What is measured on a GPU: the sizes of Bolt's evaluation (arXiv 2110.15238), in float16, as workloads.
 
-B1 to B6 are kernels. A row is compared with the vendor's libraries, with kernels of ours that do the same in more
-steps, or both. The small rows are for trying the whole way where there is no GPU.
+B1 to B6 are kernels; B0, which only is compared with float64, is in `families.py`. A row is compared with the
+vendor's libraries, with kernels of ours that do the same in more steps, or both. The small rows are for
+trying the whole way where there is no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hone.compiler.workload import Operand, Step, TensorType, Workload
@@ -27,6 +28,10 @@ class Row:
     parts: tuple[str, ...] = ()
     pads: tuple[int, ...] = ()
     """Shape of the data before it was padded."""
+    template: str = ""
+    """The one template that the row is for; else all are tried."""
+    wants: Callable[[Mapping[str, int]], bool] | None = None
+    """Whether a candidate's parameters are what the row is for; None for all."""
 
 
 def gemm(name: str, table: str, m: int, n: int, k: int, steps: Sequence[str] = (), parts: tuple[str, ...] = ()) -> Row:

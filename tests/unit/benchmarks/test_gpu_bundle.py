@@ -15,7 +15,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from benchmarks.gpu import bundle, device, nets
+from benchmarks.gpu import bundle, nets, reference, table
+from benchmarks.gpu.families import family_rows
 from benchmarks.gpu.rows import all_rows, small_rows
 from hone.compiler.cuda.partition import takers
 from hone.compiler.cuda_target import CudaTarget
@@ -23,16 +24,32 @@ from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
 from hone.kernels import Entry, KernelsCache, Miss, MissReason
 
 ROOT = Path(__file__).parents[3]
+DTYPES = ("float16", "bfloat16", "float32", "int8")
+
+
+#: Of the families, those whose data goes a way of its own: bits, integers, weights in another order, a mask.
+CHECKED = (
+    "gemm2x bf16 bias+leakyrelu",
+    "gemm2x s8 to f32 scaled+bias",
+    "conv2x s8 to s32",
+    "depthwise f16 3x3 stride 1 bias+relu6",
+    "attention f32 masked",
+    "persistent bf16 products in registers",
+)
+
+
+def make(out, *arguments):
+    """A small bundle: twins come out of the cache that tests keep, or are built into it once."""
+    folder = ROOT / ".cutlass-cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    bundle.main([str(out), "--small", "--kernels-cache", str(folder), *arguments])
+    return out
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The small bundle: twins come out of the cache that tests keep, or are built into it once."""
-    folder = ROOT / ".cutlass-cache"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    out = tmp_path_factory.mktemp("out")
-    bundle.main([str(out), "--small", "--arch", "80", "--kernels-cache", str(folder)])
-    return out
+    tables = ("B1", "B2", "B3", "B4", "B6")
+    return make(tmp_path_factory.mktemp("out"), "--arch", "80", "--match", *tables, *CHECKED)
 
 
 def run(folder, *arguments, python=sys.executable):
@@ -57,30 +74,87 @@ def test_every_row_has_kernels_and_every_part_is_a_row():
     assert {row.table for row in rows} == {"B1", "B2", "B3", "B4", "B5", "B6"}
 
 
+def test_every_family_and_every_dtype_is_compared_with_float64():
+    rows = bundle.rows_for(CudaTarget.preset("h200"), ["B0"])
+    assert [row.name for row in rows] == [row.name for row in family_rows()], "Hopper has them all"
+    assert {row.template for row in rows} == {template.name for template in CUTLASS_TEMPLATES}
+    found = {(row.template.removeprefix("cutlass."), row.workload.inputs[0].dtype) for row in rows}
+    products = {(name, dtype) for name in ("gemm2x", "gemm3x", "conv2x", "conv3x") for dtype in DTYPES}
+    assert found >= products | {("attention", dtype) for dtype in DTYPES[:3]}
+    kernels = [kernel for row in rows for kernel in bundle.candidates_of(row, CudaTarget.preset("h200"), 8)]
+    assert len(kernels) == len(rows), "one a row"
+    older = bundle.rows_for(CudaTarget.preset("a100"), ["B0"])
+    assert {row.name for row in rows} - {row.name for row in older} == {
+        row.name for row in rows if row.template in ("cutlass.gemm3x", "cutlass.conv3x")
+    }
+
+
 def test_the_whole_way_on_twins(made, tmp_path):
     there = tmp_path / "there"
     shutil.copytree(made, there)
     ran = run(there, "60")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = json.loads((there / "bundle" / "results.json").read_text())["rows"]
-    assert set(results) == {row.name for row in small_rows()}
-    assert all(row["num_kernels"] == 1 and row["error"] < 1e-2 for row in results.values())
+    assert set(results) == {row.name for row in small_rows()} | set(CHECKED)
+    assert all(row["num_kernels"] == 1 and row["error"] <= row["allowed"] for row in results.values())
+    assert results["conv2x s8 to s32"]["allowed"] == 0.0
     for told in ("two kernels", "unpadded", "times mean nothing"):
         assert told in ran.stdout
 
 
-def test_a_wrong_kernel_is_told(made, tmp_path):
-    there = tmp_path / "there"
+@pytest.mark.kernels
+def test_twins_of_all_families_are_right(tmp_path):
+    ran = run(make(tmp_path / "out", "--arch", "90a", "--match", "B0"), "100")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    results = json.loads((tmp_path / "out" / "bundle" / "results.json").read_text())["rows"]
+    assert set(results) == {row.name for row in family_rows(small=True)}
+
+
+def unpacked(made, there):
+    """The bundle as run.sh leaves it, and what it tells, to be changed."""
     shutil.copytree(made, there)
-    run(there, "60")
-    path = there / "bundle" / "bundle.json"
-    told = json.loads(path.read_text())
+    subprocess.run(["tar", "-xzf", there / "bundle.part00", "-C", there], check=True)
+    shutil.copy(there / "SHA256SUMS", there / "bundle" / ".sums")
+    told = json.loads((there / "bundle" / "bundle.json").read_text())
+    return there / "bundle", told
+
+
+def test_a_wrong_kernel_is_told(made, tmp_path):
+    folder, told = unpacked(made, tmp_path / "there")
     told["rows"] = [row for row in told["rows"] if row["table"] in ("B3", "B1")]
-    told["rows"][-1]["steps"] = ["bias"]  # not what the kernel computes
-    path.write_text(json.dumps(told))
-    ran = run(there, "60")
+    told["rows"][-1]["epilogue"].pop()  # not what the kernel computes
+    (folder / "bundle.json").write_text(json.dumps(told))
+    ran = run(folder.parent, "60")
     assert ran.returncode == 1
     assert "WRONG: gemm 32x16x24 bias+gelu" in ran.stderr
+
+
+ABORTS = "void __tvm_ffi_hone_kernel_{digest}(void) {{ __builtin_trap(); }}"
+
+
+def test_a_kernel_that_takes_its_process_along_is_told_and_the_others_go_on(made, tmp_path):
+    folder, told = unpacked(made, tmp_path / "there")
+    told["rows"] = [row for row in told["rows"] if row["table"] in ("B1", "B2", "B3")]
+    (kernel,) = told["rows"][0]["kernels"]
+    (folder / "bundle.json").write_text(json.dumps(told))
+    library = folder / "kernels" / f"{kernel['digest']}.so"
+    source = ABORTS.format(digest=kernel["digest"])
+    subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+    ran = run(folder.parent, "60")
+    assert ran.returncode == 1
+    name = told["rows"][0]["name"]
+    assert f"CRASHED: {name}: {kernel['candidate']}: its process was ended by signal" in ran.stderr
+    results = json.loads((folder / "results.json").read_text())["rows"]
+    assert {name: bool(row["num_kernels"]) for name, row in results.items()} == {
+        row["name"]: row["name"] != name for row in told["rows"]
+    }
+
+
+def test_without_time_rows_are_left_out_and_told(made, tmp_path):
+    folder, told = unpacked(made, tmp_path / "there")
+    ran = run(folder.parent, "0")
+    assert "left out, since the time was up" in ran.stdout
+    assert told["rows"][0]["name"] in ran.stdout
 
 
 def test_a_damaged_part_is_told(made, tmp_path):
@@ -104,9 +178,8 @@ def test_parts_are_small(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "PART_BYTES", 1000)
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "run.sh").write_text("")
     (folder / "noise").write_bytes(np.random.default_rng(0).bytes(5000))
-    parts = [path for path in bundle.pack(folder, tmp_path) if ".part" in path.name]
+    parts = bundle.pack(folder, tmp_path, "noise")
     assert len(parts) > 4
     assert all(path.stat().st_size <= 1000 for path in parts)
 
@@ -117,9 +190,9 @@ def test_the_cache_is_named_by_where_kernels_are(tmp_path, capsys):
 
 
 def test_geometric_means_and_errors():
-    assert device._geometric([0.5, 2.0]) == pytest.approx(1.0)
-    assert device._error(np.array([1.0, np.nan]), np.ones(2)) == float("inf")
-    assert device._error(np.array([1.1, 1.0]), np.ones(2)) == pytest.approx(0.1)
+    assert table.geometric([0.5, 2.0]) == pytest.approx(1.0)
+    assert reference.error_of(np.array([1.0, np.nan]), np.ones(2)) == float("inf")
+    assert reference.error_of(np.array([1.1, 1.0]), np.ones(2)) == pytest.approx(0.1)
 
 
 def test_models_take_the_best_kernels_that_are_there():
@@ -144,7 +217,7 @@ def test_models_take_the_best_kernels_that_are_there():
 def test_a_net_that_is_not_known_is_told(tmp_path):
     target = CudaTarget.preset("h200")
     with pytest.raises(SystemExit, match=r"'vgg17' is no net of nets\.py, which has resnet50, repvgg_a0, vgg16"):
-        bundle.add_model(tmp_path, "vgg17:1", target, tmp_path)
+        bundle.add_model(tmp_path, "vgg17:1", target, KernelsCache(tmp_path))
 
 
 def test_vgg16_is_built_and_packs_small(tmp_path, monkeypatch):
@@ -159,3 +232,42 @@ def test_vgg16_is_built_and_packs_small(tmp_path, monkeypatch):
     operators = [node.op_type for node in onnx.load(path).graph.node]
     assert (operators.count("Conv"), operators.count("MaxPool"), operators.count("Gemm")) == (13, 5, 3)
     assert len(zlib.compress(path.read_bytes())) < path.stat().st_size / 50
+
+
+def test_a_model_comes_along_with_its_artifact_and_what_pytorch_needs(tmp_path):
+    file = ROOT / "model_repo" / "digits" / "1" / "model.onnx"
+    out = make(tmp_path / "out", "--arch", "80", "--match", "B1", "--models", f"digits={file}:2")
+    folder, told = unpacked(out, tmp_path / "there")
+    (model,) = told["models"]
+    assert model == {"name": "digits", "batch": 2, "inputs": {"image": [[2, 1, 8, 8], "float32"]}, "ranges": {}}
+    place = folder / "models" / "digits"
+    manifest = json.loads((place / "2" / "manifest.json").read_text())
+    assert manifest["kernels"]
+    assert {f"{digest}.so" for digest in manifest["kernels"]} <= {path.name for path in (folder / "kernels").iterdir()}
+    nodes = json.loads((place / "nodes.json").read_text())
+    assert {node["op"] for node in nodes["nodes"]} >= {"Conv", "Relu"}
+    assert (place / "model.onnx").read_bytes() == file.read_bytes()
+
+
+def test_without_building_what_the_cache_has_not_is_left_out_and_told(tmp_path, capsys):
+    cache = str(tmp_path / "cache")
+    bundle.main([str(tmp_path / "out"), "--small", "--match", "B1", "--no-build", "--kernels-cache", cache])
+    assert "of gemm 32x16x24: the cache has it not" in capsys.readouterr().err
+    folder, told = unpacked(tmp_path / "out", tmp_path / "there")
+    assert [row["kernels"] for row in told["rows"]] == [[]]
+    ran = run(folder.parent, "60")
+    assert (ran.returncode, "no kernel ran" in ran.stdout) == (0, True)
+    digits = ROOT / "model_repo" / "digits" / "1" / "model.onnx"
+    told = ["--small", "--match", "none", "--no-build", "--kernels-cache", cache, "--models", f"digits={digits}:2"]
+    with pytest.raises(SystemExit, match=r"digits, batch 2: the cache has (\d+) of \1 kernels not"):
+        bundle.main([str(tmp_path / "out"), *told])
+
+
+def test_where_a_stage_cannot_start_it_says_why(made, tmp_path):
+    folder, told = unpacked(made, tmp_path / "there")
+    (folder / "bundle.json").write_text(json.dumps({**told, "twin": False}))
+    ran = run(folder.parent, "60")
+    assert ran.returncode == 1
+    assert "FAILED: stage rows: its process exited with 1 before it did anything" in ran.stderr
+    assert f"not measured: {told['rows'][0]['name']}; " in ran.stdout
+    assert "the time was up" not in ran.stdout
