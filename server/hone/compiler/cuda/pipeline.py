@@ -20,7 +20,6 @@ from hone.compiler.choices import Choices, KernelCall
 from hone.compiler.cuda.attention import find_fused_attention
 from hone.compiler.cuda.build import build_module
 from hone.compiler.cuda.integers import convert_integers, integer_layers
-from hone.compiler.cuda.itemwise import find_itemwise
 from hone.compiler.cuda.layout import channels_last
 from hone.compiler.cuda.means import means_as_sums
 from hone.compiler.cuda.memory import plan_gpu_memory
@@ -98,7 +97,6 @@ def _canonicalize(mod: Any, compilation: CudaCompilation) -> Any:
     return canonicalize(
         mod,
         lambda function: {
-            **find_itemwise(function),
             **find_softplus(function),
             **find_fused_attention(function, compilation.takes, stored, math),
         },

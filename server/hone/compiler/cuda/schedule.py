@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule, ScheduleError, dlight
 
 from hone.compiler.choices import Choices
 from hone.compiler.cuda_target import CudaTarget
+from hone.compiler.nans import keep_nan
 from hone.compiler.phases.schedule import (
     SEARCHED,
     ScheduledFunction,
@@ -54,7 +55,7 @@ def schedule(
         trace = choices.schedules.get(digest)
         searched = apply_trace(func, trace) if trace is not None else None
         rule, scheduled = (SEARCHED, searched) if searched is not None else _by_rule(func, target)
-        functions[name] = scheduled.with_attr(_IS_SCHEDULED, True)
+        functions[name] = keep_nan(scheduled, on_gpu=True).with_attr(_IS_SCHEDULED, True)
         report.append(
             ScheduledFunction(
                 name=str(name.name_hint),

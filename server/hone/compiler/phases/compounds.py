@@ -14,6 +14,7 @@ from tvm import relax
 
 from hone.compiler.phases.attention import find_attention
 from hone.compiler.phases.gelu import find_gelu
+from hone.compiler.phases.itemwise import find_itemwise
 from hone.compiler.phases.layer_norm import find_layer_norm
 from hone.compiler.phases.one_hot import find_one_hot
 from hone.compiler.phases.reshapes import sink_reshapes
@@ -28,7 +29,7 @@ def find_compounds(mod: tvm.IRModule, attention: Finder = find_attention) -> tvm
     `attention` finds what is an attention; what becomes of one differs between kinds of devices.
     """
     mod = _tidy(sink_reshapes(mod))
-    for find in (find_one_hot, find_layer_norm, find_gelu, attention):
+    for find in (find_itemwise, find_one_hot, find_layer_norm, find_gelu, attention):
         functions = dict(mod.functions.items())
         for name, function in mod.functions.items():
             if isinstance(function, relax.Function):

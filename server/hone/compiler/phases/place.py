@@ -16,6 +16,7 @@ import tvm
 from tvm import relax, te, topi
 
 from hone.compiler.choices import KernelCall
+from hone.compiler.nans import keep_nan
 from hone.compiler.phases.concats import ALIGNMENT, keeps_runs, num_bytes
 from hone.compiler.phases.graph import operator_of
 from hone.compiler.phases.schedule import ScheduledFunction, function_digest
@@ -94,7 +95,7 @@ def place(
     told = []
     for var, (func, num_calls) in rewriter.copies.items():
         plain = plain_schedule(func, target)
-        functions[var] = plain.func
+        functions[var] = keep_nan(plain.func)
         told.append(
             ScheduledFunction(
                 name=str(var.name_hint),

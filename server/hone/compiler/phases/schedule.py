@@ -17,6 +17,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 
 from hone.compiler.choices import Choices
+from hone.compiler.nans import keep_nan
 from hone.compiler.schedules.plain import plain_schedule
 from hone.compiler.target import CpuTarget
 from hone.kernels.digest import digest_of
@@ -50,7 +51,7 @@ def schedule(mod: tvm.IRModule, target: CpuTarget, choices: Choices) -> tuple[tv
         trace = choices.schedules.get(digest)
         searched = apply_trace(func, trace) if trace is not None else None
         plain = plain_schedule(func, target)
-        functions[name] = searched if searched is not None else plain.func
+        functions[name] = keep_nan(searched if searched is not None else plain.func)
         report.append(
             ScheduledFunction(
                 name=str(name.name_hint),

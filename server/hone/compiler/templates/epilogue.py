@@ -8,6 +8,7 @@ from typing import Any
 from tvm import tirx
 
 from hone.compiler.mathematics import gelu
+from hone.compiler.nans import maximum, minimum
 from hone.compiler.workload import Operand, TensorType, Workload
 
 #: Relax operator -> step. The step's operands are the call's arguments; `leakyrelu` and `clip` add their numbers.
@@ -44,10 +45,10 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b,
-    "maximum": tirx.max,
-    "minimum": tirx.min,
-    "relu": lambda a: tirx.max(a, _f32(0.0)),
-    "relu6": lambda a: tirx.min(tirx.max(a, _f32(0.0)), _f32(6.0)),
+    "maximum": maximum,
+    "minimum": minimum,
+    "relu": lambda a: maximum(a, _f32(0.0)),
+    "relu6": lambda a: minimum(maximum(a, _f32(0.0)), _f32(6.0)),
     "leakyrelu": lambda a, slope: tirx.Select(a > _f32(0.0), a, a * slope),
     "silu": lambda a: a * tirx.sigmoid(a),
     "gelu": gelu,
@@ -59,7 +60,7 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "abs": lambda a: tirx.max(a, _f32(0.0) - a),
     "round": tirx.nearbyint,  # halves to even
     "negative": lambda a: _f32(0.0) - a,
-    "clip": lambda a, low, high: tirx.min(tirx.max(a, low), high),
+    "clip": lambda a, low, high: minimum(maximum(a, low), high),
 }
 
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 
 from hone.compiler.workload import Operand, Workload
 
+_NUMBER = "_mm512_set1_ps("
 # The second operand of x86's minimum and maximum is the result where one is NaN: so values stand second.
 _EXPRESSIONS: dict[str, Callable[..., str]] = {
     "add": lambda a, b: f"_mm512_add_ps({a}, {b})",
     "subtract": lambda a, b: f"_mm512_sub_ps({a}, {b})",
     "multiply": lambda a, b: f"_mm512_mul_ps({a}, {b})",
     "divide": lambda a, b: f"_mm512_div_ps({a}, {b})",
-    "maximum": lambda a, b: f"_mm512_max_ps({b}, {a})",
-    "minimum": lambda a, b: f"_mm512_min_ps({b}, {a})",
+    "maximum": lambda a, b: _extremum("max", a, b),
+    "minimum": lambda a, b: _extremum("min", a, b),
     "relu": lambda a: f"_mm512_max_ps(_mm512_setzero_ps(), {a})",
     "relu6": lambda a: f"_mm512_min_ps(_mm512_set1_ps(6.0f), _mm512_max_ps(_mm512_setzero_ps(), {a}))",
     "leakyrelu": lambda a, slope: (
@@ -32,6 +33,14 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
     "negative": lambda a: f"_mm512_sub_ps(_mm512_setzero_ps(), {a})",
     "clip": lambda a, low, high: f"_mm512_min_ps({high}, _mm512_max_ps({low}, {a}))",
 }
+
+
+def _extremum(which: str, a: str, b: str) -> str:
+    """A number is no NaN; of other second operands the NaN is put back."""
+    found = f"_mm512_{which}_ps({b}, {a})"
+    if b.startswith(_NUMBER):
+        return found
+    return f"select(is_nan({b}), {b}, {found})"
 
 
 def is_expressible(workload: Workload) -> bool:
@@ -52,7 +61,7 @@ def _operand(operand: Operand) -> str:
     if operand.kind == "value":
         return f"value{operand.at}"
     if operand.kind == "constant":
-        return f"_mm512_set1_ps({_literal(operand.constant)})"
+        return f"{_NUMBER}{_literal(operand.constant)})"
     return f"operand{operand.at}(data, image, vector, row, column)"
 
 
