@@ -67,6 +67,11 @@ def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
     for name in Settings.model_fields:
         if name in given:
             values[name], origin[name] = given[name], "--" + name.replace("_", "-")
+    return made_settings(values, origin)
+
+
+def made_settings(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
+    """The settings; `origin` tells by their names where values were given. Raises SettingsError."""
     try:
         return Settings(**values)
     except ValidationError as problem:

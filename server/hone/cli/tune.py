@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hone.cli.client import add_server_arguments, server_of
+from hone.cli.settings import made_settings
 from hone.cli.status import UNSETTLED
 from hone.config import Settings
 from hone.errors import NotFound, Unavailable
@@ -77,15 +78,18 @@ def steer(arguments: argparse.Namespace, show: Callable[[dict[str, Any]], None])
 
 
 def _tune_here(arguments: argparse.Namespace, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    settings = Settings(
-        model_repository=(arguments.model_repository,),
-        kernels_cache=arguments.kernels_cache,
-        tuning="on",
-        tuning_budget_secs=arguments.budget_secs,
-        tuning_pause=False,
-        tuning_cpu_share=1.0,
-        allow_cpu_metrics=False,
-        allow_gpu_metrics=False,
+    settings = made_settings(
+        {
+            "model_repository": (arguments.model_repository,),
+            "kernels_cache": arguments.kernels_cache,
+            "tuning": "on",
+            "tuning_budget_secs": arguments.budget_secs,
+            "tuning_pause": False,
+            "tuning_cpu_share": 1.0,
+            "allow_cpu_metrics": False,
+            "allow_gpu_metrics": False,
+        },
+        {"tuning_budget_secs": "--budget-secs"},
     )
     return asyncio.run(tune(settings, arguments.model, show, retune=arguments.retune))
 

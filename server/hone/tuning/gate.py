@@ -5,7 +5,8 @@ An output element passes when it differs from the baseline's by at most `toleran
 neighbours, and those of large outputs to an absolute difference. Where the arithmetic inside has low precision,
 rounding errors of many layers add up like noise: there a tolerance bounds their root mean square, and ten times it the
 largest. Noise of that size has no such element in a million, and a wrong kernel stays within neither. Integers and
-booleans are compared exactly; NaN and infinities must be in the same places.
+booleans are compared exactly; NaN and infinities must be in the same places. Where an output is nothing but those on
+all input sets, nothing was compared, and nothing passes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class OutputCheck:
     and a tenth of the largest; for integers and booleans 1 where any element differs."""
     tolerance: float
     reason: str = ""
+    is_evidence: bool = True
+    """Whether a number was compared, or there was none to compare. Without any, a wrong kernel passes too."""
 
     @property
     def passed(self) -> bool:
@@ -67,7 +70,7 @@ class Verdict:
     @property
     def is_certain(self) -> bool:
         """Whether a refusal would be the same on another day: outputs are wrong, or it surely is not faster."""
-        if any(not check.passed for check in self.checks):
+        if any(not check.passed for check in self.checks) or _never_compared(self.checks):
             return True
         measured = self.comparison
         return measured is not None and not measured.provisional and measured.is_not_faster(self.margin)
@@ -133,7 +136,7 @@ def check_output(
         return refused("infinities are not where they are expected")
     want, got = want[finite], got[finite]
     if not want.size:
-        return OutputCheck(name, inputs, 0.0, tolerance)
+        return OutputCheck(name, inputs, 0.0, tolerance, is_evidence=not finite.size)
     scale = min(1.0, float(np.sqrt(np.mean(np.square(want)))))
     errors = np.abs(got - want) / np.maximum(np.maximum(np.abs(want), scale), _TINY)
     worst = int(np.argmax(errors))
@@ -187,11 +190,25 @@ def judge(checks: Sequence[OutputCheck], measured: Comparison | NotMeasured | No
         return Verdict(wrong.reason, tuple(checks), None, margin)
     if not checks:
         return Verdict("its outputs were checked on no input set", (), None, margin)
+    if blind := _never_compared(checks):
+        return Verdict(
+            f"output '{blind}' is NaN or infinite throughout on all input sets, so nothing was compared: give inputs"
+            " that it is finite on (`model_warmup` in the configuration)",
+            tuple(checks),
+            None,
+            margin,
+        )
     if measured is None:
         return Verdict("it was not measured", tuple(checks), None, margin)
     if isinstance(measured, NotMeasured):
         return Verdict(measured.reason, tuple(checks), None, margin)
     return Verdict(_speed_reason(measured, margin), tuple(checks), measured, margin)
+
+
+def _never_compared(checks: Sequence[OutputCheck]) -> str:
+    """An output of which no number was compared on any input set; empty where there is none."""
+    seen = {check.output for check in checks if check.is_evidence}
+    return next((check.output for check in checks if check.output not in seen), "")
 
 
 def _speed_reason(measured: Comparison, margin: float) -> str:

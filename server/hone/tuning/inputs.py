@@ -115,11 +115,10 @@ def first_rows(arrays: Sequence[Array], num_rows: int) -> list[Array]:
 def _draw_one(domain: Domain, generator: np.random.Generator, *, bunched: bool) -> Array:
     dtype = NUMPY_DTYPES[domain.datatype]
     if domain.datatype == "BOOL":
-        return generator.integers(int(domain.low), int(domain.high), domain.shape, endpoint=True).astype(dtype)
+        return np.asarray(generator.integers(int(domain.low), int(domain.high), domain.shape, endpoint=True), dtype)
     if domain.datatype.startswith(("INT", "UINT")):
-        return generator.integers(
-            int(domain.low), int(domain.high), domain.shape, dtype=np.int64, endpoint=True
-        ).astype(dtype)
+        numbers = generator.integers(int(domain.low), int(domain.high), domain.shape, dtype=np.int64, endpoint=True)
+        return np.asarray(numbers, dtype)
     spread = domain.high - domain.low
     if bunched:
         numbers = np.clip(
@@ -127,7 +126,7 @@ def _draw_one(domain: Domain, generator: np.random.Generator, *, bunched: bool) 
         )
     else:
         numbers = generator.uniform(domain.low, domain.high, domain.shape)
-    array = numbers.astype(dtype)
+    array = np.array(numbers, dtype)  # for a shape without dimensions the generator gives a number, and no array
     array[array == 0] = dtype.type(max(abs(domain.low), abs(domain.high)) / 2)
     return array
 

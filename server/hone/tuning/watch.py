@@ -213,6 +213,16 @@ class Watch:
             inputs="a live request",
         )
         wrong = next((check for check in checks if not check.passed), None)
+        if wrong is not None and not _is_finite(sample.inputs):
+            # Else anybody could take tuning off a model with one such request.
+            _log.info(
+                "%s generation %d answers NaN or infinity in a request unlike its baseline, which ONNX leaves open: %s",
+                watched.ref.model,
+                watched.generation,
+                wrong.reason,
+                extra={"model": watched.ref.model},
+            )
+            return
         if wrong is not None:
             self._give_up(watched.ref, watched.generation, "outputs", wrong.reason)
             return
@@ -285,6 +295,14 @@ class Watch:
             return
         self._promotion.roll_back(ref, generation)
         self._incidents.append(Incident(watched, cause, reason))
+
+
+def _is_finite(arrays: Mapping[str, Array]) -> bool:
+    """Whether no float of a request is NaN or infinite."""
+    floats = (array for array in arrays.values() if array.dtype.name.startswith(("float", "bfloat")))
+    return all(
+        bool(np.isfinite(array if array.dtype.kind == "f" else array.astype(np.float32)).all()) for array in floats
+    )
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:

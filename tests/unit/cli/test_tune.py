@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from hone.cli.main import main
 from hone.cli.tune import print_outcome
 
 
@@ -70,3 +71,12 @@ def test_without_signatures_the_models_own_reason_is_told(printed):
     assert printed(state="off", reason="signatures: unknown input") == (
         "m[b] version 1 is off\n  signatures: unknown input\n"
     )
+
+
+@pytest.mark.parametrize(
+    "given, told", [("-3", "greater than or equal to 0, got -3.0"), ("nan", "a finite number, got nan")]
+)
+def test_a_budget_that_is_none_is_told(given, told, capsys, tmp_path):
+    assert main(["tune", "digits", "--model-repository", str(tmp_path), f"--budget-secs={given}"]) != 0
+    error = capsys.readouterr().err
+    assert f"--budget-secs: Input should be {told}" in error

@@ -187,6 +187,16 @@ def test_nothing_passes_unchecked():
     assert not judge([], comparison(0.5, 0.5, 0.5), 0.03).passed
 
 
+def test_outputs_without_one_finite_number_are_no_evidence():
+    blind = [checked([np.nan, np.inf], [np.nan, np.inf])]
+    verdict = judge(blind, comparison(0.5, 0.5, 0.5), 0.03)
+    assert "nothing was compared" in verdict.reason
+    assert "'OUT'" in verdict.reason
+    assert verdict.is_certain
+    assert judge([*blind, checked([1.0], [1.0])], comparison(0.5, 0.5, 0.5), 0.03).passed, "another set has shown it"
+    assert judge([checked([], [])], comparison(0.5, 0.5, 0.5), 0.03).passed, "there is nothing to compare"
+
+
 @pytest.mark.parametrize(
     ("bounds", "certain"),
     [

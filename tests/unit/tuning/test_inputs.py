@@ -30,11 +30,14 @@ def test_floats_stay_within_their_domain_and_are_never_zero(seed):
     assert array.std() > 0.2
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (), (0, 2)])
 @pytest.mark.parametrize("datatype", [d for d in NUMPY_DTYPES if d != "BYTES"])
-def test_every_datatype_can_be_drawn(datatype):
-    array = draw({"IN": Domain(datatype, (3, 5), 0, 1)}, 2).arrays["IN"]
-    assert array.dtype == NUMPY_DTYPES[datatype]
-    assert array.shape == (3, 5)
+def test_every_datatype_can_be_drawn(datatype, shape):
+    for seed in (2, 3):  # spread out and bunched
+        array = draw({"IN": Domain(datatype, shape, 0, 1)}, seed).arrays["IN"]
+        assert isinstance(array, np.ndarray)
+        assert array.dtype == NUMPY_DTYPES[datatype]
+        assert array.shape == shape
 
 
 def test_integers_reach_both_ends():

@@ -51,11 +51,13 @@ class Watching:
             Watched(self.ref, self.generation, FOUR, "cpu", "artifact", self.baseline, self.tuned, "f32", None, True)
         )
 
-    def sample(self, rows=4, outputs=None, idle=True):
+    def sample(self, rows=4, outputs=None, idle=True, broken=None):
         """One live execution, and a step of the watch."""
         self.now += 10.0
         assert self.watch.wants_sample(self.ref, self.generation)
         inputs = {"IN": np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + 1}
+        if broken is not None:
+            inputs["IN"][0, 0] = broken
         if outputs is None:
             outputs = inputs["IN"] * np.float32(self.tuned.factor)
         self.watch.sampled(self.ref, self.generation, inputs, {"OUT": outputs})
@@ -94,6 +96,15 @@ def test_nan_where_the_baseline_has_none_rolls_back():
     assert [i.cause for i in incidents] == ["outputs"]
     assert "NaN" in incidents[0].reason
     assert not watching.serves
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_broken_request_takes_nothing_out_of_service(broken):
+    """Whoever sends NaN may get another answer to it than the baseline's; nobody else is to pay for that."""
+    watching = Watching()
+    assert watching.sample(outputs=np.ones((4, 4), np.float32), broken=broken) == ([], [])
+    assert watching.serves
+    assert watching.sample(outputs=np.ones((4, 4), np.float32))[0], "with sound inputs it is wrong"
 
 
 def test_wrong_numbers_roll_back_also_while_a_child_runs():
