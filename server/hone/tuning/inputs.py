@@ -117,8 +117,8 @@ def _draw_one(domain: Domain, generator: np.random.Generator, *, bunched: bool) 
     if domain.datatype == "BOOL":
         return np.asarray(generator.integers(int(domain.low), int(domain.high), domain.shape, endpoint=True), dtype)
     if domain.datatype.startswith(("INT", "UINT")):
-        numbers = generator.integers(int(domain.low), int(domain.high), domain.shape, dtype=np.int64, endpoint=True)
-        return np.asarray(numbers, dtype)
+        whole = generator.integers(int(domain.low), int(domain.high), domain.shape, dtype=np.int64, endpoint=True)
+        return np.asarray(whole, dtype)
     spread = domain.high - domain.low
     if bunched:
         numbers = np.clip(
