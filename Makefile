@@ -40,7 +40,7 @@ OPENVINO_STAMP = $(OPENVINO_VENV)/.stamps/openvino-$(call digest,requirements/op
 # Runs a target of this file while holding a lock on the folder's Makefile (released by the kernel, however this ends).
 locked = exec 9<Makefile; flock --nonblock 9 || { echo "another set-up runs in this folder; waiting for it"; flock 9; }; $(MAKE) $(1)
 
-.PHONY: test-gpu docs check-deploy test-kernels bench-cpu bench-ops bench-swap bench-promotion openvino-tools environment-openvino onnx-coverage deploy-tools help setup setup-dev serve test test-browser lint format lock test-deps perf-tools real-models bench clean
+.PHONY: test-gpu docs check-deploy test-kernels bench-cpu bench-ops bench-overheads bench-swap bench-promotion openvino-tools environment-openvino onnx-coverage deploy-tools help setup setup-dev serve test test-browser lint format lock test-deps perf-tools real-models bench clean
 .PHONY: environment environment-dev environment-perf environment-deploy demo-models
 
 help: ## list the targets
@@ -94,6 +94,9 @@ bench-swap: setup ## latency before, during and after tuning, and across swaps
 
 bench-promotion: setup real-models ## seconds from a dropped model to ready and to promoted
 	@exec $(VENV)/bin/python -m benchmarks.promotion $(ARGS)
+
+bench-overheads: setup ## microseconds of a route lookup and of a call into TVM
+	@exec $(VENV)/bin/python -m benchmarks.overheads $(ARGS)
 
 bench-cpu: setup real-models openvino-tools ## tuned models against ONNX Runtime and OpenVINO (ARGS="--quick --models ...")
 	@exec $(VENV)/bin/python -m benchmarks.cpu $(ARGS)
