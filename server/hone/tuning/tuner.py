@@ -16,7 +16,7 @@ from hone.errors import InvalidRequest
 from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
-from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds
+from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds, held_then
 from hone.tuning.jobs import Devices, JobQueue
 from hone.tuning.lanes import Lanes
 from hone.tuning.maker import MAX_REMEASURED, Maker, jobs_to_ask_again
@@ -415,7 +415,7 @@ class Tuner:
 
     def _hold(self, record: Record, action: str) -> None:
         """Work on it no more until it is started again. What serves goes on serving, or is rolled back too."""
-        record.held = HOLDS[action]
+        record.held = held_then(record.held, action)
         self._holds.put(record.version.ref, record.held)
         self._book.note(record, action, reason=record.held)
         if record.held not in KEEPING:
