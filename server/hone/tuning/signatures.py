@@ -68,7 +68,8 @@ def wanted_signatures(
     """What to specialize for, the surest first; at most `limit`.
 
     `named` are those that the configuration names (its warm-up samples included), `frequent` those seen in traffic.
-    A batching model gets every batch bucket of each shape that is known behind the batch axis.
+    A batching model gets every batch bucket of each shape that is known behind the batch axis. Shapes without items are
+    left to the baseline.
     """
     fixed = _fixed_signature(inputs, batching=max_batch_size > 0)
     bases = [*([fixed] if fixed is not None else []), *named, *frequent]
@@ -80,7 +81,12 @@ def wanted_signatures(
             wanted[base] = None
         else:
             wanted.update(dict.fromkeys(base.with_rows(rows) for rows in batch_buckets(max_batch_size)))
-    return list(wanted)[:limit]
+    return [signature for signature in wanted if not _is_empty(signature)][:limit]
+
+
+def _is_empty(signature: Signature) -> bool:
+    """Whether it has a tensor without items: there is nothing to be gained, and compilers divide by such sizes."""
+    return any(0 in tensor.shape for tensor in signature.tensors)
 
 
 def _fixed_signature(inputs: Sequence[TensorSpec], *, batching: bool) -> Signature | None:

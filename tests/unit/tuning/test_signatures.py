@@ -52,6 +52,15 @@ def test_variable_shapes_come_from_names_and_traffic_and_are_limited():
     assert [s.text for s in wanted] == ["IN:FP32[1,3]", "IN:FP32[2,3]", "IN:FP32[1,5]"]
 
 
+def test_what_has_no_items_is_left_to_the_baseline():
+    empty, some = one(1, 0), one(1, 3)
+    wanted = wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 0, named=[empty], frequent=[empty, some], limit=1)
+    assert wanted == [some], "and takes nobody's place"
+    assert wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 2, named=[empty]) == []
+    assert wanted_signatures([TensorSpec("IN", "FP32", (-1, 0))], 2) == []
+    assert wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 1, frequent=[one(0, 3)]) == [some]
+
+
 def test_signatures_in_the_configuration():
     found = parse_signatures(" IMAGE:1x3x224x224 ; IMAGE:2x3x64x64,FLAG:1", [IMAGE, FLAG])
     assert [s.text for s in found] == [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hone.errors import EngineError, InvalidRequest, NotFound
+from hone.specialization import Signature
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
 from hone.types import TensorSpec
@@ -277,14 +278,21 @@ def test_variable_shapes_wait_for_traffic(rig):
     rig.run()
     assert rig.status()["state"] == "baseline"
     assert "its input shapes are not known" in rig.status()["reason"]
-    from hone.specialization import Signature
-
     for _ in range(30):
         rig.traffic.ran("m", 1, Signature.of([("IN", "FP32", (1, 7))]), 0.001)
     rig.pass_time(60)
     rig.run()
     assert set(rig.serving.running()) == {"IN:FP32[1,7]", "IN:FP32[2,7]"}
     assert rig.children()[0][0][0] == rig.key(ref, "IN:FP32[1,7]")
+
+
+def test_requests_without_items_are_the_baselines_and_say_nothing_of_the_model(rig):
+    rig.model({"*": {"outcome": "unsupported", "reason": "Divide by zero"}}, baseline=Engine(shape=(-1, -1)))
+    for _ in range(100):
+        rig.traffic.ran("m", 1, Signature.of([("IN", "FP32", (1, 0))]), 0.001)
+    rig.run()
+    assert rig.children() == []
+    assert (rig.status()["state"], rig.buckets()) == ("baseline", {})
 
 
 def test_named_signatures_and_warmup_samples_count(rig):
@@ -390,8 +398,6 @@ def test_another_precision_makes_other_specializations(rig):
 
 
 def test_the_busiest_model_comes_first(rig):
-    from hone.specialization import Signature
-
     for name in ("idle", "busy", "less"):
         rig.model({"*": PASS}, name=name, max_batch_size=1)
     some = Signature.of([("IN", "FP32", (1, 4))])
