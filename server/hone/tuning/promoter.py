@@ -203,12 +203,26 @@ class Promoter:
 
     def roll_back(self, record: Record, bucket: Bucket, reason: str, cause: str) -> None:
         """Return a bucket to what served before; nothing is held against its artifact."""
+        generation = self._return(record, bucket)
+        self._book.counters.num_rollbacks[cause] += 1
+        self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
+
+    def retire(self, record: Record, bucket: Bucket, reason: str) -> None:
+        """Return a bucket to the baseline and forget it; what was found out about it stays in the cache."""
+        generation = bucket.generation
+        while bucket.generation:
+            self._return(record, bucket)
+        del record.buckets[bucket.device, bucket.signature]
+        told = {"signature": bucket.signature.text, "reason": reason}
+        self._book.note(record, "retired", generation=generation, **told)
+
+    def _return(self, record: Record, bucket: Bucket) -> int:
+        """To what served before; the generation that it was."""
         generation = bucket.generation
         bucket.returned()
         self._promotion.roll_back(record.version.ref, generation)
         self._forget(record.version.ref, generation)
-        self._book.counters.num_rollbacks[cause] += 1
-        self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
+        return generation
 
     def lose(self, kinds: Collection[str], reason: str) -> None:
         """These kinds of device are lost: what is on them serves no longer, nothing is held against it, and nothing is

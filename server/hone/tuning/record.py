@@ -118,6 +118,8 @@ class Record:
     """Settings by the kinds of device (digests of their keys) that it runs on."""
     state: State = "queued"
     reason: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What its owner should know of its configuration, whatever came of it, by kind of device; empty for nothing."""
     progress: float = 0.0
     buckets: dict[tuple[str, Signature], Bucket] = field(default_factory=dict)
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
@@ -153,6 +155,10 @@ class Record:
     def bucket(self, device: str, signature: Signature) -> Bucket | None:
         return self.buckets.get((device, signature))
 
+    def on(self, device: str) -> list[Bucket]:
+        """Buckets of a kind of device."""
+        return [bucket for bucket in self.buckets.values() if bucket.device == device]
+
     def served_by(self, generation: int) -> list[Bucket]:
         return [bucket for bucket in self.buckets.values() if generation and bucket.generation == generation]
 
@@ -165,7 +171,8 @@ class Record:
         if not self.held:
             self.progress = 1.0
         told = [f"{bucket.signature.text}: {bucket.reason}" for bucket in buckets if bucket.reason]
-        self.reason = "; ".join(dict.fromkeys(told))[:1000]
+        remarks = [remark for remark in self.remarks.values() if remark]
+        self.reason = "; ".join(dict.fromkeys([*remarks, *told]))[:1000]
         if self.held:
             self.state = "paused" if self.held == PAUSED else "tuned" if self._is_tuned() else "baseline"
             self.reason = self.held

@@ -41,6 +41,7 @@ _WATCH_TICK_SECONDS = 0.1
 
 #: What people are told of a job that waits.
 _FOR_TURN = "waits for its turn: one at a time is tuned on each kind of device"
+_RETIRED = "seldom used of late: its place is another's"
 _FOR_MEMORY = "waits for memory: what is tuned on another kind of device was promised more than its part"
 
 
@@ -343,11 +344,17 @@ class Tuner:
 
     def _plan(self, record: Record) -> None:
         """Promote at once what the cache holds, and queue what is to be made."""
-        num_buckets = len(record.buckets)
-        for job in self._planner.wants(record):
+        ref = record.version.ref
+        before = set(record.buckets)
+        choices = self._planner.choose(record, self._lanes.at_work(ref))
+        for device, choice in choices.items():
+            for signature in choice.retired:
+                self._queue.without(ref, device, signature)
+                self._promoter.retire(record, record.buckets[device, signature], _RETIRED)
+        for job in self._planner.wants(record, choices):
             self._queue.put(job)
-        if len(record.buckets) != num_buckets or record.state == "queued":
-            self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
+        if set(record.buckets) != before or record.state == "queued":
+            self._promoter.promote(ref, but=self._lanes.at_work(ref))
             self._settle(record)
 
     def _settle(self, record: Record) -> None:
