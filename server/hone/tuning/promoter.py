@@ -368,7 +368,7 @@ class Promoter:
                 self._hold_against(one, "fault" if one.on_probation else "late fault", reason)
             for one in death.others if not death.blamed else ():
                 of = f"of {death.fault}, though not while it ran," if death.fault else "without a word"
-                self._hold_against(one, "death", f"two servers died {of} while it was on probation")
+                self._hold_against(one, "death", f"a server died {of} while it was on probation")
 
     def _hold_against(self, one: Served, cause: str, reason: str) -> None:
         try:
@@ -381,8 +381,11 @@ class Promoter:
                 reason,
             )
             return
-        what = "quarantined" if out else "the next time quarantined"
-        _log.error("%s %s (artifact %s): %s", what, one.name or "a tuned module", one.artifact[:12], reason)
+        told = (one.name or "a tuned module", one.artifact[:12], reason)
+        if out:
+            _log.error("quarantined %s (artifact %s): %s", *told)
+        else:
+            _log.warning("%s (artifact %s): %s; another time it is quarantined", *told)
 
     def _keep_out(self, artifact: str, device: str, cause: str, reason: str) -> bool:
         """Whether the artifact is kept out from now on. What cannot be written down raises, and bars it in this
