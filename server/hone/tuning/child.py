@@ -24,7 +24,7 @@ from hone.kernels.files import FILE_MODE
 from hone.kernels.spare import has_room
 from hone.tuning import group
 from hone.tuning.budget import Pacer, Starvation
-from hone.tuning.child_process import ChildProcess, JobResult, Limits
+from hone.tuning.child_process import ChildProcess, JobCause, JobResult, Limits
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, Message, encode
 
 WORKER_COMMAND = (sys.executable, "-m", "hone.tuning.worker")
@@ -71,6 +71,7 @@ class Child:
         self._clock = clock
         self._cancelled = threading.Event()
         self._cancel_reason = ""
+        self._cancel_cause: JobCause = "cancelled"
         self.pid: int | None = None
         self.num_turns = 1
         """Children that take turns on this thread: none may wait for long then."""
@@ -78,9 +79,10 @@ class Child:
         """Whether it is to stand still, for the sake of another's measurement."""
         self._watch: ChildProcess | None = None
 
-    def cancel(self, reason: str) -> None:
-        """End the child soon; from any thread, at any time."""
-        self._cancel_reason = self._cancel_reason or reason
+    def cancel(self, reason: str, cause: JobCause = "cancelled") -> None:
+        """End the child soon; from any thread, at any time. Who is first says why."""
+        if not self._cancel_reason:
+            self._cancel_reason, self._cancel_cause = reason, cause
         self._cancelled.set()
 
     @property
@@ -107,15 +109,16 @@ class Child:
         """Each waits a moment for the child, and looks after it; the child ends with them, also when they are closed
         early."""
         if self._cancelled.is_set():
-            return JobResult("cancelled", self._cancel_reason)
+            return JobResult("cancelled", self._cancel_reason, self._cancel_cause)
         try:
             spec = encode(self._spec, MAX_SPEC_BYTES)
         except Garbage as problem:
-            return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}")
+            return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}", "start")
         try:
             temporary = self._temporary_folder()
         except OSError as problem:
-            return JobResult("failed", f"no temporary folder for a tuning process: {problem.strerror or problem}")
+            reason = f"no temporary folder for a tuning process: {problem.strerror or problem}"
+            return JobResult("failed", reason, "start")
         try:
             with _in_use(temporary):
                 return (yield from self._run_in(temporary, spec))
@@ -127,7 +130,7 @@ class Child:
             watch = ChildProcess(self._command, spec, self._descriptors, temporary, self._clock)
             idle_priority = self._starvation is not None and group.give_idle_priority(watch.pid)
         except OSError as problem:
-            return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
+            return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}", "start")
         self.pid, self._watch = watch.pid, watch
         try:
             if idle_priority:
@@ -149,26 +152,26 @@ class Child:
         while True:
             yield
             if self._cancelled.is_set():  # asked first: what it still says was meant for who asks no longer
-                return watch.result("cancelled", self._cancel_reason)
+                return watch.result("cancelled", self._cancel_reason, self._cancel_cause)
             tick = _TICK_SECONDS if pacer is None and self.num_turns == 1 else _PACED_TICK_SECONDS / self.num_turns
             ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
                 for event in watch.poll(0.0 if ended else tick):
                     self._on_event(event)
             except Garbage as problem:
-                return watch.result("failed", f"the tuning process wrote garbage: {problem}")
+                return watch.result("failed", f"the tuning process wrote garbage: {problem}", "garbage")
             if watch.last_word is not None and (ended or watch.lingers()):
                 return watch.verdict()
             if ended:
                 return watch.death()
             self._on_tick()
             if self._cancelled.is_set():
-                return watch.result("cancelled", self._cancel_reason)
-            reason = watch.exceeded(self._limits)
+                return watch.result("cancelled", self._cancel_reason, self._cancel_cause)
+            reason, cause = watch.exceeded(self._limits)
             if reason:
-                return watch.result("failed", reason)
+                return watch.result("failed", reason, cause)
             if starvation is not None and starvation.step(*watch.ran_and_waited):
-                return watch.result("starved", "others kept every processor busy")
+                return watch.result("starved", "others kept every processor busy", "starved")
             pause = pacer is not None and pacer.step(self._clock()) and not watch.paces_itself
             watch.set_paused((pause or self.held) and watch.last_word is None)
 

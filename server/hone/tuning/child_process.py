@@ -10,7 +10,7 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +26,37 @@ _LEAVE_SECONDS = 5.0
 _END_SECONDS = 30.0
 _TAIL_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 16
+
+JobCause = Literal[
+    "",
+    "error",
+    "garbage",
+    "memory",
+    "hang",
+    "deadline",
+    "killed",
+    "crash",
+    "exit",
+    "start",
+    "starved",
+    "unloaded",
+    "replaced",
+    "settings",
+    "retuned",
+    "held",
+    "stopped",
+    "device lost",
+    "cancelled",
+]
+"""Why a job ended as it did, in a word for metrics; empty for one that was done."""
+
+#: Causes that go with an outcome.
+CAUSES: Mapping[str, tuple[JobCause, ...]] = {
+    "done": ("",),
+    "failed": ("error", "garbage", "memory", "hang", "deadline", "killed", "crash", "exit", "start"),
+    "cancelled": ("unloaded", "replaced", "settings", "retuned", "held", "stopped", "device lost"),
+    "starved": ("starved",),
+}
 
 #: Events with which a child tells that its job is over.
 DONE, FAILED = "done", "failed"
@@ -59,6 +90,7 @@ class JobResult:
     outcome: Literal["done", "failed", "cancelled", "starved"]
     """`starved`: at idle priority it got no processor; what is left is for a child that takes its share."""
     reason: str = ""
+    cause: JobCause = ""
     detail: str = ""
     stage: str = ""
     """What the child was at when it ended, in its own words."""
@@ -180,13 +212,14 @@ class ChildProcess:
         """Whether it had the time to leave by itself after its last word."""
         return self._clock() - self._last_word_at > _LEAVE_SECONDS
 
-    def exceeded(self, limits: Limits) -> str:
-        """Which limit it passed, in words; empty while it passed none."""
+    def exceeded(self, limits: Limits) -> tuple[str, JobCause]:
+        """Which limit it passed, in words and in one; both empty while it passed none."""
         running = self._running_seconds()
         if running > limits.seconds:
-            return f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
+            told = f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
+            return told, "deadline"
         if running - self._last_event_at > limits.silence_seconds:
-            return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}"
+            return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}", "hang"
         now = self._clock()
         if now >= self._next_memory:
             self._next_memory = now + _MEMORY_INTERVAL_SECONDS
@@ -195,18 +228,20 @@ class ChildProcess:
                 self.resident_bytes = group.resident_bytes(group.members(self.pid))
             self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
         if self.resident_bytes > (limit := limits.bytes_now()):
-            return (
+            told = (
                 f"the tuning process took {_mib(self.resident_bytes)} of memory with all it started, its limit is"
                 f" {_mib(limit)}{self._at()}"
             )
-        return ""
+            return told, "memory"
+        return "", ""
 
     def verdict(self) -> JobResult:
         """By its last word."""
         assert self.last_word is not None
         if self.last_word["event"] == DONE:
             return self.result("done", "")
-        return self.result("failed", str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000])
+        reason = str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000]
+        return self.result("failed", reason, "error")
 
     def death(self) -> JobResult:
         """It ended without a last word."""
@@ -216,14 +251,19 @@ class ChildProcess:
             return self.result(
                 "failed",
                 f"the tuning process ended with exit code {status.si_status} before its job was done{self._at()}",
+                "exit",
             )
-        return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}")
+        cause: JobCause = "killed" if status.si_status == signal.SIGKILL else "crash"
+        return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}", cause)
 
-    def result(self, outcome: Literal["done", "failed", "cancelled", "starved"], reason: str) -> JobResult:
+    def result(
+        self, outcome: Literal["done", "failed", "cancelled", "starved"], reason: str, cause: JobCause = ""
+    ) -> JobResult:
         self._read_errors()
         return JobResult(
             outcome,
             reason,
+            cause,
             self._tail.decode("utf-8", "replace").strip() if outcome == "failed" else "",
             self.stage,
             self._clock() - self._started,

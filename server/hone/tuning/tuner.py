@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from hone.errors import InvalidRequest
 from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
+from hone.tuning.child_process import JobCause
 from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds, held_then
 from hone.tuning.jobs import Devices, JobQueue
 from hone.tuning.lanes import Lanes
@@ -296,8 +297,9 @@ class Tuner:
         served = {version.ref: version for version in self._models.tunable()}
         places = {(ref.model, ref.version) for ref in served}
         for ref in [ref for ref in self._book.records if ref not in served]:
-            self._leave(ref)
-            if (ref.model, ref.version) in places:
+            is_replaced = (ref.model, ref.version) in places
+            self._leave(ref, "replaced" if is_replaced else "unloaded")
+            if is_replaced:
                 self._holds.drop(ref)  # it was meant for the graph that is replaced
         for ref, version in served.items():
             record = self._book.records.get(ref)
@@ -308,7 +310,7 @@ class Tuner:
 
     def _arrive(self, version: TunableVersion) -> None:
         for old in newest_of(self._book.records, version.ref):
-            self._leave(old)
+            self._leave(old, "replaced")
         record = self._book.records[version.ref] = Record(version)
         self._planner.configure(record)
         held = self._holds.get(version.ref)
@@ -327,14 +329,14 @@ class Tuner:
         record.version, record.sampled = version, None
         self._promoter.renew(record)
         if self._planner.configure(record):
-            self._drop(record, "its tuning settings changed")
+            self._drop(record, "its tuning settings changed", "settings")
             record.buckets.clear()
         self._plan(record)
         self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
         self._settle(record)
 
-    def _leave(self, ref: VersionRef) -> None:
-        self._lanes.cancel(ref, "the model was unloaded or replaced")
+    def _leave(self, ref: VersionRef, cause: Literal["unloaded", "replaced"]) -> None:
+        self._lanes.cancel(ref, f"the model was {cause}", cause)
         self._queue.cancel(ref)
         self._promoter.forget(ref)
         self._watch.capture.allow(ref, False)
@@ -377,9 +379,9 @@ class Tuner:
             return self._loss
         return "its input shapes are not known: name signatures in its configuration, or send requests"
 
-    def _drop(self, record: Record, reason: str) -> None:
+    def _drop(self, record: Record, reason: str, cause: JobCause) -> None:
         """Return every signature of a version to the baseline, and stop working on it."""
-        self._lanes.cancel(record.version.ref, reason)
+        self._lanes.cancel(record.version.ref, reason, cause)
         self._queue.cancel(record.version.ref)
         self._promoter.roll_back_all(record, reason)
 
@@ -414,7 +416,7 @@ class Tuner:
 
     def _retune(self, record: Record) -> None:
         """Ask again for everything, whatever was said before."""
-        self._lanes.cancel(record.version.ref, "it is to be tuned anew")
+        self._lanes.cancel(record.version.ref, "it is to be tuned anew", "retuned")
         self._queue.cancel(record.version.ref)
         self._book.note(record, "retuned")
         for job in self._planner.anew(record):
@@ -426,9 +428,9 @@ class Tuner:
         self._holds.put(record.version.ref, record.held)
         self._book.note(record, action, reason=record.held)
         if record.held not in KEEPING:
-            self._drop(record, record.held)
+            self._drop(record, record.held, "held")
         else:
-            self._lanes.cancel(record.version.ref, record.held)
+            self._lanes.cancel(record.version.ref, record.held, "held")
             self._queue.cancel(record.version.ref)
         record.settle()
 
@@ -449,7 +451,7 @@ class Tuner:
         self._loss = told = f"the GPU is lost: {reason}"
         self._devices.withdraw(gone)
         self._queue.drop(gone)
-        self._lanes.cancel_on(gone, told)
+        self._lanes.cancel_on(gone, told, "device lost")
         self._planner.lose(gone, told)
         self._promoter.lose(gone, told)
         for record in self._book.records.values():

@@ -11,6 +11,7 @@ from hone.errors import EngineError, InvalidRequest, NotFound
 from hone.specialization import Signature
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
+from hone.tuning.metrics import JOB_ENDS
 from hone.types import TensorSpec
 from tests.running import wait_until
 from tests.unit.tuning.fakes import PASS, SCRIPT, Engine, Rig
@@ -330,7 +331,7 @@ def test_unloading_cancels_the_child_and_forgets_the_model(rig):
     assert not thread.is_alive()
     with pytest.raises(NotFound):
         rig.status()
-    assert rig.tuner.counters.jobs == {("cancelled", "error"): 1}
+    assert rig.tuner.counters.jobs == {("cancelled", "unloaded"): 1}
 
 
 def test_a_reload_with_another_graph_never_gets_the_old_ones_module(rig):
@@ -347,6 +348,32 @@ def test_a_reload_with_another_graph_never_gets_the_old_ones_module(rig):
     rig.run()
     assert {key[0] for key, stack in rig.serving.routes.items() if stack} == {new}
     assert all(one.artifact == rig.key(new, ONE) for stack in rig.serving.routes.values() for _, one in stack)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rig: rig.model({"*": PASS}, graph="g2"), "replaced"),
+        (lambda rig: rig.model({"*": PASS}, parameters={"precision": "bf16"}), "settings"),
+        (lambda rig: rig.tuner.act("m", "", "pause"), "held"),
+        (lambda rig: rig.tuner.act("m", "", "roll_back"), "held"),
+        (lambda rig: rig.model({"*": PASS}) and rig.tuner.act("m", "", "retune"), "retuned"),
+    ],
+    ids=["another graph", "another precision", "paused", "rolled back", "retuned"],
+)
+def test_a_child_that_is_ended_for_something_is_counted_with_it(rig, change, cause):
+    rig.model({"*": "hang"}, max_batch_size=1)
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    wait_until(rig.children, "the child works")
+    if cause == "replaced":
+        rig.serving.unload(next(iter(rig.serving.versions)))
+    change(rig)
+    rig.tuner.wake()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert rig.tuner.counters.jobs["cancelled", cause] == 1
+    assert set(rig.tuner.counters.jobs) <= set(JOB_ENDS)
 
 
 def test_a_waiting_job_of_an_older_graph_is_replaced(rig):
@@ -605,7 +632,7 @@ def test_the_thread_works_until_stopped_and_ends_its_child(rig):
     rig.tuner.start()
     wait_until(rig.children, "the child works")
     assert rig.tuner.stop(30)
-    assert rig.tuner.counters.jobs == {("cancelled", "error"): 1}
+    assert rig.tuner.counters.jobs == {("cancelled", "stopped"): 1}
 
 
 def test_an_unexpected_error_does_not_end_tuning(rig, caplog):
