@@ -75,10 +75,9 @@ class Planner:
     def configure(self, record: Record) -> bool:
         """Read the version's settings, of each kind of device that it runs on. Whether they make artifacts found before
         useless."""
-        before = record.tunings
+        before, record.remarks = record.tunings, {}
         record.tunings = {device: self._tuning_on(record, device) for device in self._kinds_of(record)}
-        if not record.tunings:
-            record.reason = self._lost
+        record.off = self._why_off(record)
         capture = any(tuning.capture and tuning.mode == "on" for tuning in record.tunings.values())
         self._capture.allow(record.version.ref, capture)
         return _lasting(before) != _lasting(record.tunings)
@@ -89,9 +88,19 @@ class Planner:
         try:
             return model_tuning(parameters, version.inputs, self._options.mode)
         except ValueError as problem:
-            record.reason = str(problem)
-            self._book.note(record, "refused", reason=record.reason)
+            record.remarks[device] = str(problem)
+            self._book.note(record, "refused", reason=str(problem))
             return ModelTuning(mode="off")
+
+    def _why_off(self, record: Record) -> str:
+        """Empty where it is not."""
+        if record.mode != "off":
+            return ""
+        if not record.tunings:
+            return self._lost
+        if self._options.mode == "off":
+            return "tuning is off by the server's --tuning off"
+        return "; ".join(dict.fromkeys(record.remarks.values())) or "tuning is off by its configuration"
 
     def choose(self, record: Record, busy: Container[str] = ()) -> dict[str, Choice]:
         """By kind of device, the signatures that are to have a bucket and have none, and those whose bucket is to make

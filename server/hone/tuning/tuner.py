@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from hone.errors import InvalidRequest
+from hone.errors import InvalidRequest, Unavailable
 from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
@@ -395,13 +395,17 @@ class Tuner:
                 if record is not None:
                     self._follow(record, action)
                     self._book.tell(record)
+            except Unavailable as problem:
+                done.set_exception(problem)
             finally:
-                done.set_result(None)
+                if not done.done():
+                    done.set_result(None)
 
     def _follow(self, record: Record, action: str) -> None:
         if action in HOLDS:
             self._hold(record, action)
             return
+        self._check_startable(record, action)
         record.held = ""
         self._holds.drop(record.version.ref)
         record.num_starts += 1
@@ -413,6 +417,18 @@ class Tuner:
             self._book.note(record, "started")
         record.state = "queued"
         self._plan(record)
+
+    @staticmethod
+    def _check_startable(record: Record, action: str) -> None:
+        """Raises Unavailable with what hinders it."""
+        model = record.version.ref.model
+        if record.mode == "off":
+            raise Unavailable(f"cannot {action} the tuning of '{model}': {record.off}")
+        if action == "retune" and record.mode != "on":
+            raise Unavailable(
+                f"cannot retune '{model}': its tuning is '{record.mode}' by the server's --tuning or its configuration,"
+                " so that nothing is compiled or measured; expected 'on'"
+            )
 
     def _retune(self, record: Record) -> None:
         """Ask again for everything, whatever was said before."""

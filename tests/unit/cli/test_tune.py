@@ -70,3 +70,9 @@ def test_without_signatures_the_models_own_reason_is_told(printed):
     assert printed(state="off", reason="signatures: unknown input") == (
         "m[b] version 1 is off\n  signatures: unknown input\n"
     )
+
+
+def test_reasons_of_several_lines_break_no_table(printed):
+    text = printed(bucket("x:FP32[1]", "failed", "it does not load:\n\n  no symbol"))
+    assert "  x:FP32[1]: it does not load: no symbol\n" in text
+    assert printed(state="off", reason="no\nsuch") == "m[b] version 1 is off\n  no such\n"

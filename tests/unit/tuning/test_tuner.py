@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 
 import numpy as np
 import pytest
 
-from hone.errors import EngineError, InvalidRequest, NotFound
+from hone.errors import EngineError, InvalidRequest, NotFound, Unavailable
 from hone.specialization import Signature
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
@@ -509,6 +511,74 @@ def test_pausing_ends_the_child_and_starting_goes_on(rig):
     rig.tuner.act("m", "1", "start")
     rig.run()
     assert rig.status()["state"] == "tuned"
+
+
+@pytest.mark.parametrize("action", ["start", "retune"])
+@pytest.mark.parametrize(
+    ("mode", "parameters", "why"),
+    [
+        ("off", {}, "by the server's --tuning off"),
+        ("on", {"tuning": "off"}, "by its configuration"),
+        ("on", {"signatures": "OTHER:1x4"}, "signatures: unknown input 'OTHER'"),
+    ],
+)
+def test_what_is_off_cannot_be_started_and_says_why(tmp_path, action, mode, parameters, why):
+    rig = Rig(tmp_path, mode=mode)
+    rig.model({"*": PASS}, parameters=parameters)
+    rig.run()
+    told = rig.status()
+    assert (told["state"], why in told["reason"]) == ("off", True), told["reason"]
+    done = rig.tuner.act("m", "", action)
+    rig.run()
+    with pytest.raises(Unavailable, match=rf"cannot {action} the tuning of 'm'.*{re.escape(why)}"):
+        done.result(0)
+    assert rig.status() == told, "nothing was begun"
+    assert rig.tuner.stop()
+
+
+def test_only_what_may_compile_is_tuned_anew(tmp_path):
+    rig = Rig(tmp_path, mode="cache")
+    ref = rig.model({"*": PASS})
+    rig.cache.put(rig.key(ref, ONE))
+    rig.run()
+    done = rig.tuner.act("m", "", "retune")
+    rig.run()
+    with pytest.raises(Unavailable, match=r"cannot retune 'm': .*'cache'"):
+        done.result(0)
+    assert set(rig.serving.running()) == {ONE}
+    assert "retuned" not in rig.events()
+    assert rig.tuner.stop()
+
+
+@pytest.mark.parametrize("action", ["pause", "cancel", "roll_back", "pin_baseline"])
+def test_progress_after_a_hold_is_what_was_done(rig, action):
+    rig.model({"*": PASS, TWO: "hang"}, max_batch_size=2)
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    wait_until(lambda: rig.children() and rig.status()["progress"] > 0.6, "the child works on the second")
+    rig.tuner.act("m", "", action)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert rig.status()["progress"] == 0.5
+    rig.tuner.act("m", "", "start")
+    rig.tuner.attend()
+    assert rig.status()["progress"] == 0.0
+
+
+def test_reasons_are_one_line_wherever_they_come_from(rig):
+    def refuse(digest):
+        raise EngineError("module.so does not load:\n  no symbol f\n\n  no symbol g")
+
+    ref = rig.model({"*": PASS})
+    rig.cache.put(rig.key(ref, TWO), "refused")
+    rig.cache.known[rig.key(ref, TWO)] = dataclasses.replace(rig.cache.known[rig.key(ref, TWO)], reason="slow\nvery")
+    rig.make_engine = refuse
+    rig.run()
+    told = rig.status()
+    reasons = [told["reason"], *(one.get("reason", "") for one in (*told["buckets"], *told["history"]))]
+    assert any("module.so does not load: no symbol f no symbol g" in reason for reason in reasons)
+    assert "slow very" in reasons
+    assert [reason for reason in reasons if "\n" in reason] == []
 
 
 def test_cancelling_keeps_what_serves(rig):
