@@ -89,6 +89,8 @@ class Planner:
             return model_tuning(parameters, version.inputs, self._options.mode)
         except ValueError as problem:
             record.remarks[device] = str(problem)
+            model = version.ref.model
+            _log.warning("%s is not tuned: %s", model, problem, extra={"model": model})
             self._book.note(record, "refused", reason=str(problem))
             return ModelTuning(mode="off")
 

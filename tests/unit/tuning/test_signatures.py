@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 
+from hone.repository import parse_signatures
 from hone.specialization import Signature
 from hone.tuning.settings import model_tuning
 from hone.tuning.signatures import (
     SpaceSaving,
     Traffic,
     batch_buckets,
-    parse_signatures,
     seen_signatures,
     wanted_signatures,
 )
