@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hone.tuning import group
+from hone.tuning.processor_time import ProcessorTime
 from hone.tuning.wire import LineReader, Message
 
 _log = logging.getLogger(__name__)
 
 _MEMORY_INTERVAL_SECONDS = 0.1
+#: Reading the times of some tens of threads takes a millisecond.
+_TIMES_INTERVAL_SECONDS = 0.5
 #: Seconds that a child gets to leave by itself after its last word, and that its killed group gets to be gone.
 _LEAVE_SECONDS = 5.0
 _END_SECONDS = 30.0
@@ -150,10 +153,10 @@ class ChildProcess:
         self._last_word_at = 0.0
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
-        self.ran_and_waited = (0.0, 0.0)
         self._started = clock()
+        self._processors = ProcessorTime(self._started)
         self._last_event_at = 0.0
-        self._next_memory = self._started
+        self._next_memory = self._next_times = self._started
         self._peak_bytes = self.resident_bytes = 0
 
     # --- what it says
@@ -214,19 +217,13 @@ class ChildProcess:
 
     def exceeded(self, limits: Limits) -> tuple[str, JobCause]:
         """Which limit it passed, in words and in one; both empty while it passed none."""
+        self._look()
         running = self._running_seconds()
         if running > limits.seconds:
             told = f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
             return told, "deadline"
         if running - self._last_event_at > limits.silence_seconds:
             return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}", "hang"
-        now = self._clock()
-        if now >= self._next_memory:
-            self._next_memory = now + _MEMORY_INTERVAL_SECONDS
-            self.ran_and_waited = group.ran_and_waited(self.pid)
-            with suppress(OSError):  # no descriptor left: what was last seen counts
-                self.resident_bytes = group.resident_bytes(group.members(self.pid))
-            self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
         if self.resident_bytes > (limit := limits.bytes_now()):
             told = (
                 f"the tuning process took {_mib(self.resident_bytes)} of memory with all it started, its limit is"
@@ -234,6 +231,25 @@ class ChildProcess:
             )
             return told, "memory"
         return "", ""
+
+    def _look(self) -> None:
+        """At what it takes, now and then."""
+        now = self._clock()
+        if now < self._next_memory:
+            return
+        self._next_memory = now + _MEMORY_INTERVAL_SECONDS
+        with suppress(OSError):  # no descriptor left: what was last seen counts
+            members = group.members(self.pid)
+            self.resident_bytes = group.resident_bytes(members)
+            if now >= self._next_times:
+                self._next_times = now + _TIMES_INTERVAL_SECONDS
+                self._processors.look(now, group.thread_times(members))
+        self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
+
+    @property
+    def ran_and_waited(self) -> tuple[float, float]:
+        """Seconds that it ran on processors, and that it waited for one, with all it started."""
+        return self._processors.ran, self._processors.waited
 
     def verdict(self) -> JobResult:
         """By its last word."""
@@ -301,7 +317,7 @@ class ChildProcess:
     def _running_seconds(self) -> float:
         now = self._clock()
         paused = self._paused_seconds + (now - self._paused_since if self._paused_since is not None else 0.0)
-        return now - self._started - paused - self.ran_and_waited[1]
+        return now - self._started - paused - self._processors.waited
 
     def _at(self) -> str:
         return f" (while {self.stage})"
