@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hone.kernels.spare import has_room
 from hone.tuning import group
 from hone.tuning.budget import Pacer, Starvation
 from hone.tuning.child_process import ChildProcess, JobCause, JobResult, Limits
+from hone.tuning.running_time import RunningTime
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, Message, encode
 
 WORKER_COMMAND = (sys.executable, "-m", "hone.tuning.worker")
@@ -39,7 +40,8 @@ class Child:
 
     An event is a JSON object with an `event`; the child's own `stage` and the last words (`done`, and `failed` with a
     `reason`) are understood here, the rest is the caller's. Events with `"paced": true` tell that the child steps
-    aside for requests by itself from here on, those with false that it is to be paused from outside. With
+    aside for requests by itself from here on, those with false that it is to be paused from outside. In its job's
+    `running_time` it finds the descriptor of the time that it has run (see there). With
     a `starvation` it gets idle priority, until that says that it starves; where the system grants it, it is never
     paused: the kernel lets others pass, in microseconds.
     """
@@ -110,32 +112,36 @@ class Child:
         early."""
         if self._cancelled.is_set():
             return JobResult("cancelled", self._cancel_reason, self._cancel_cause)
+        with ExitStack() as stack:
+            try:
+                temporary = self._temporary_folder()
+                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+                stack.enter_context(_in_use(temporary))
+            except OSError as problem:
+                reason = f"no temporary folder for a tuning process: {problem.strerror or problem}"
+                return JobResult("failed", reason, "start")
+            try:
+                running_time = stack.enter_context(RunningTime())
+            except OSError as problem:
+                return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}", "start")
+            return (yield from self._run_in(temporary, running_time))
+
+    def _run_in(self, temporary: str, running_time: RunningTime) -> Generator[None, None, JobResult]:
+        shared = running_time.descriptor
         try:
-            spec = encode(self._spec, MAX_SPEC_BYTES)
+            spec = encode({**self._spec, "running_time": shared}, MAX_SPEC_BYTES)
         except Garbage as problem:
             return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}", "start")
         try:
-            temporary = self._temporary_folder()
-        except OSError as problem:
-            reason = f"no temporary folder for a tuning process: {problem.strerror or problem}"
-            return JobResult("failed", reason, "start")
-        try:
-            with _in_use(temporary):
-                return (yield from self._run_in(temporary, spec))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    def _run_in(self, temporary: str, spec: bytes) -> Generator[None, None, JobResult]:
-        try:
-            watch = ChildProcess(self._command, spec, self._descriptors, temporary, self._clock)
+            watch = ChildProcess(self._command, spec, (*self._descriptors, shared), temporary, self._clock)
             idle_priority = self._starvation is not None and group.give_idle_priority(watch.pid)
         except OSError as problem:
             return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}", "start")
         self.pid, self._watch = watch.pid, watch
         try:
             if idle_priority:
-                return (yield from self._supervise(watch, None, self._starvation))
-            return (yield from self._supervise(watch, self._pacer, None))
+                return (yield from self._supervise(watch, running_time, None, self._starvation))
+            return (yield from self._supervise(watch, running_time, self._pacer, None))
         finally:
             watch.close()
 
@@ -147,7 +153,7 @@ class Child:
         return tempfile.mkdtemp(prefix="hone-tuning-")
 
     def _supervise(
-        self, watch: ChildProcess, pacer: Pacer | None, starvation: Starvation | None
+        self, watch: ChildProcess, running_time: RunningTime, pacer: Pacer | None, starvation: Starvation | None
     ) -> Generator[None, None, JobResult]:
         while True:
             yield
@@ -168,6 +174,7 @@ class Child:
             if self._cancelled.is_set():
                 return watch.result("cancelled", self._cancel_reason, self._cancel_cause)
             reason, cause = watch.exceeded(self._limits)
+            running_time.tell(watch.running_seconds())
             if reason:
                 return watch.result("failed", reason, cause)
             if starvation is not None and starvation.step(*watch.ran_and_waited):

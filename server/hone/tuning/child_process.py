@@ -174,7 +174,7 @@ class ChildProcess:
     def _read_events(self) -> Iterator[Message]:
         while data := self._read(self._events):
             for event in self._reader.feed(data):
-                self._last_event_at = self._running_seconds()
+                self._last_event_at = self.running_seconds()
                 self.stage = str(event.get("stage", self.stage))[:200]
                 self.paces_itself = event.get("paced", self.paces_itself) is True
                 if event["event"] in (DONE, FAILED) and self.last_word is None:
@@ -218,7 +218,7 @@ class ChildProcess:
     def exceeded(self, limits: Limits) -> tuple[str, JobCause]:
         """Which limit it passed, in words and in one; both empty while it passed none."""
         self._look()
-        running = self._running_seconds()
+        running = self.running_seconds()
         if running > limits.seconds:
             told = f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
             return told, "deadline"
@@ -283,7 +283,7 @@ class ChildProcess:
             self._tail.decode("utf-8", "replace").strip() if outcome == "failed" else "",
             self.stage,
             self._clock() - self._started,
-            self._running_seconds(),
+            self.running_seconds(),
             self._peak_bytes,
         )
 
@@ -314,7 +314,8 @@ class ChildProcess:
             self._selector.close()
             self._close_all()
 
-    def _running_seconds(self) -> float:
+    def running_seconds(self) -> float:
+        """Since its start, without those in which it was paused or waited for a processor."""
         now = self._clock()
         paused = self._paused_seconds + (now - self._paused_since if self._paused_since is not None else 0.0)
         return now - self._started - paused - self._processors.waited
