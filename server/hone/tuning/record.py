@@ -171,7 +171,7 @@ class Record:
             return
         buckets = self.buckets.values()
         num_told = sum(bool(bucket.outcome) for bucket in buckets)
-        self.progress = num_told / len(buckets) if self.held and buckets else 1.0
+        self.progress = num_told / max(1, len(buckets)) if self.held else 1.0
         told = [f"{bucket.signature.text}: {unbroken(bucket.reason)}" for bucket in buckets if bucket.reason]
         remarks = [remark for remark in self.remarks.values() if remark]
         self.reason = "; ".join(dict.fromkeys([*remarks, *told]))[:1000]

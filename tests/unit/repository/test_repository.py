@@ -224,7 +224,7 @@ def test_config_name_selects_a_file_of_configs(disk):
     assert repository.read("a").config.max_batch_size == 64
     assert repository.read("b").config.max_batch_size == 1
     disk.write("a/configs/h100.pbtxt", "nonsense")
-    assert "cannot parse h100.pbtxt, line 1" in reason(repository, "a")
+    assert "cannot parse configs/h100.pbtxt, line 1" in reason(repository, "a")
 
 
 def test_a_wrong_value_is_told_with_its_file(disk):
