@@ -423,7 +423,7 @@ class Tuner:
         """Raises Unavailable with what hinders it."""
         model = record.version.ref.model
         if record.mode == "off":
-            raise Unavailable(f"cannot {action} the tuning of '{model}': {record.off}")
+            raise Unavailable(f"cannot {action} tuning of '{model}': {record.off}")
         if action == "retune" and record.mode != "on":
             raise Unavailable(
                 f"cannot retune '{model}': its tuning is '{record.mode}' by the server's --tuning or its configuration,"
