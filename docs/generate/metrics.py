@@ -51,7 +51,7 @@ class OneOfEach:
     num_spared = 1
     num_declined: Mapping[tuple[str, int], int] = {("m", 1): 1}
     cache_limit_bytes: int | None = 1
-    counters = TunerCounters(jobs=Counter({("done", "-"): 1}), specializations=Counter({"passed": 1}))
+    counters = TunerCounters(jobs=Counter({("done", ""): 1}), specializations=Counter({"passed": 1}))
 
     def statuses(self) -> list[dict[str, Any]]:
         return [_STATUS]
@@ -134,7 +134,7 @@ def table(title: str, families: Iterable[Family]) -> list[str]:
 def _label(name: str, values: list[str]) -> str:
     if len(values) < 2:
         return f"`{name}`"
-    return f"`{name}`: " + ", ".join(f"`{value}`" for value in values)
+    return f"`{name}`: " + ", ".join(f"`{value}`" if value else "empty" for value in values)
 
 
 def reference() -> str:

@@ -1,13 +1,15 @@
 """Everything hone can answer with instead of a result: one tree, protocol-neutral.
 
 Each front end holds one table from `ErrorKind` to its own status code; nothing here knows of HTTP or gRPC.
-Messages follow Triton's wording where clients match on it, and never name files, keys or addresses of the server.
+Messages follow Triton's wording where clients match on it, and never name files (but those of a model,
+by their path in its folder), keys or addresses of the server.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class ErrorKind(enum.Enum):
@@ -111,14 +113,29 @@ class Restricted(HoneError):
 
 
 class ConfigError(HoneError):
-    """A model's configuration is wrong: `model`, the `field` as a config.pbtxt path, and the reason."""
+    """A model's configuration is wrong: `model`, the `field` as a config.pbtxt path, and the reason. `file` is where
+    the configuration was written, by its path in the model's folder, as far as that is known."""
 
     kind = ErrorKind.INVALID_ARGUMENT
 
     def __init__(self, model: str, field: str, reason: str) -> None:
         self.model, self.field, self.reason = model, field, reason
-        where = f"{field}: " if field else ""
-        super().__init__(f"invalid model configuration for '{model}': {where}{reason}")
+        self.file = ""
+        super().__init__(model, field, reason)
+
+    def __str__(self) -> str:
+        where = "".join(f"{part}: " for part in (self.file, self.field) if part)
+        return f"invalid model configuration for '{self.model}': {where}{self.reason}"
+
+
+@contextmanager
+def written_in(file: str) -> Iterator[None]:
+    """A ConfigError that is raised inside tells that the configuration was written in this file."""
+    try:
+        yield
+    except ConfigError as problem:
+        problem.file = problem.file or file
+        raise
 
 
 class RepositoryError(HoneError):

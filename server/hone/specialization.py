@@ -152,7 +152,8 @@ class TuningControl(Protocol):
 
     def act(self, model: str, version: str, action: str) -> Future[None]:
         """`start`, `retune`, `pause`, `cancel`, `roll_back` or `pin_baseline`: it has taken effect when the future is
-        done. Raises NotFound, and InvalidRequest for another action."""
+        done, which raises Unavailable where the model's tuning is off. Raises NotFound, and InvalidRequest for another
+        action."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,19 @@ def test_a_done_job_reports_events_and_runs_as_told():
     ran.assert_gone()
 
 
+def test_a_child_sees_the_time_that_it_has_run():
+    ran = Ran("running time")
+    result = ran.run()
+    [told] = ran.named("ran")
+    assert 0 < told["seconds"] <= result.running_seconds
+
+
+def test_where_no_memory_can_be_shared_the_child_is_not_started(monkeypatch):
+    monkeypatch.setattr("hone.tuning.child.RunningTime", _no_descriptor_left)
+    result = Ran("echo", value=1).run()
+    assert (result.reason, result.cause) == ("cannot start a tuning process: Too many open files", "start")
+
+
 def test_what_libraries_print_is_no_event():
     ran = Ran("print")
     assert ran.run().outcome == "done"

@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-from hone.tuning import group
 from hone.tuning.activity import ActivityBoard
 from hone.tuning.budget import Pacer, Starvation
 from tests.process.tuning_children import Ran
@@ -88,13 +87,6 @@ def test_it_is_given_up_when_others_keep_every_processor_busy():
     assert (result.outcome, result.reason) == ("starved", "others kept every processor busy")
     assert result.running_seconds < result.seconds, "the time in which it waited does not count"
     ran.assert_gone()
-
-
-def test_waiting_for_a_processor_is_told_apart_from_running():
-    ran, waited = group.ran_and_waited(os.getpid())
-    assert ran > 0
-    assert waited >= 0
-    assert group.ran_and_waited(0) == (0.0, 0.0)
 
 
 def test_it_goes_on_in_slices_while_serving_never_rests(tmp_path):

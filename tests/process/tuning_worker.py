@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from hone.tuning import worker
+from hone.tuning.running_time import RunningTimeView
 
 
 def started_compiler() -> int:
@@ -64,6 +65,11 @@ def run(spec, emit):
         case "done, then hang":
             emit("done")
             time.sleep(600)
+        case "running time":
+            view = RunningTimeView(spec["running_time"])
+            while not view.read():
+                time.sleep(0.01)
+            emit("ran", seconds=view.read())
         case "count":
             path = Path(spec["path"])
             for number in range(10**9):

@@ -120,6 +120,7 @@ def subject_of(settings: Settings, arguments: argparse.Namespace, num_gpus: int)
     """Raises HoneError."""
     from hone.engines.onnxruntime import OnnxRuntimeEngine
     from hone.repository import narrowed
+    from hone.tuning.places import MAX_SIGNATURES
     from hone.tuning.served import accelerator_parameters
     from hone.tuning.settings import model_tuning
     from hone.tuning.signatures import wanted_signatures
@@ -131,7 +132,7 @@ def subject_of(settings: Settings, arguments: argparse.Namespace, num_gpus: int)
     engine.close()
     tuning = model_tuning(accelerator_parameters(definition.config, gpu=not profiles), inputs, "cache")
     max_batch_size = definition.config.max_batch_size
-    signatures = wanted_signatures(inputs, max_batch_size, named=tuning.signatures)
+    signatures = wanted_signatures(inputs, max_batch_size, named=tuning.signatures)[:MAX_SIGNATURES]
     if max_batch_size > 0 and signatures:
         signatures = [signatures[0].with_rows(arguments.batch), *signatures]
     signature = next((one for one in signatures if one.rows == arguments.batch), None)

@@ -160,7 +160,8 @@ async def _ask_anew(tuning: TuningControl, model: str) -> None:
             break
         except (NotFound, Unavailable):
             await asyncio.sleep(_TICK_SECONDS)
-    await asyncio.wrap_future(done)
+    with contextlib.suppress(Unavailable):  # its status, which is shown, says why
+        await asyncio.wrap_future(done)
 
 
 @contextlib.contextmanager
@@ -210,7 +211,7 @@ def print_outcome(told: list[dict[str, Any]], file: TextIO | None = None, *, con
         console.print(f"{status['model']} version {status['version']} is {status['state']}", markup=False)
         buckets = status["buckets"]
         if not buckets and status["reason"]:
-            console.print(f"  {status['reason']}", markup=False)
+            console.print(f"  {' '.join(status['reason'].split())}", markup=False)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("signature", overflow="fold", ratio=1)
         table.add_column("engine", no_wrap=True)
@@ -253,7 +254,8 @@ def _reasons(buckets: list[dict[str, Any]]) -> dict[str, list[str]]:
     for bucket in buckets:
         if bucket["outcome"] != "passed":
             provisional = " (asked again when serving rests)" if bucket["provisional"] else ""
-            reasons.setdefault(f"{bucket['reason'] or bucket['outcome']}{provisional}", []).append(bucket["signature"])
+            reason = " ".join(bucket["reason"].split()) or bucket["outcome"]
+            reasons.setdefault(f"{reason}{provisional}", []).append(bucket["signature"])
     return reasons
 
 

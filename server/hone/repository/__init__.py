@@ -8,6 +8,7 @@ from hone.repository.layout import ModelFolder, check_model_name
 from hone.repository.poller import PollResult, RepositoryPoller
 from hone.repository.repository import ModelRepository
 from hone.repository.shapes import narrowed, to_client, to_engine
+from hone.repository.signatures import parse_signatures
 from hone.repository.warmup import WarmupSample, warmup_samples
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "config_from_json",
     "config_to_json",
     "narrowed",
+    "parse_signatures",
     "protocol_datatype",
     "to_client",
     "to_engine",

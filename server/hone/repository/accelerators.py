@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hone.errors import ConfigError
 from hone.protos import config_pb
+from hone.repository.shapes import narrowed
+from hone.repository.signatures import parse_signatures
+from hone.types import TensorSpec
 
 NAME = "tvm"
+_PATH = "optimization.execution_accelerators"
+_KINDS = ("cpu_execution_accelerator", "gpu_execution_accelerator")
 
 
 def validate_accelerators(config: config_pb.ModelConfig, model: str) -> None:
     """Raises ConfigError naming the accelerator's field."""
     accelerators = config.optimization.execution_accelerators
-    for kind in ("cpu_execution_accelerator", "gpu_execution_accelerator"):
-        path = f"optimization.execution_accelerators.{kind}"
+    for kind in _KINDS:
+        path = f"{_PATH}.{kind}"
         entries = getattr(accelerators, kind)
         for i, entry in enumerate(entries):
             _validate_entry(entry, model, f"{path}[{i}]")
         if len(entries) > 1:
             raise ConfigError(model, f"{path}[1]", f"expected one accelerator named '{NAME}', found {len(entries)}")
+
+
+def check_signatures(config: config_pb.ModelConfig, inputs: Sequence[TensorSpec], model: str) -> None:
+    """Those that a completed config names, against the engine's inputs. Raises ConfigError naming the field."""
+    specs = narrowed(inputs, config)
+    for kind in _KINDS:
+        for i, entry in enumerate(getattr(config.optimization.execution_accelerators, kind)):
+            try:
+                parse_signatures(entry.parameters.get("signatures", ""), specs)
+            except ValueError as problem:
+                raise ConfigError(model, f'{_PATH}.{kind}[{i}].parameters["signatures"]', str(problem)) from problem
 
 
 def _validate_entry(entry: Any, model: str, path: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hone.errors import ConfigError
 from hone.protos import config_pb
+from hone.repository.accelerators import check_signatures
 from hone.repository.datatypes import config_datatype, datatype_name
 from hone.repository.shapes import VARIABLE, engine_dims, show
 from hone.repository.validation import BACKEND, PLATFORM, validate
@@ -43,6 +44,7 @@ def complete(
     _check_outputs(whole, outputs, model)
     _fill_defaults(whole, num_gpus)
     validate(whole, model, num_gpus)
+    check_signatures(whole, inputs, model)
     return whole
 
 

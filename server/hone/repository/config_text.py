@@ -25,14 +25,15 @@ def find_config(folder: Path, config_name: str) -> Path | None:
 
 
 def read_config(path: Path, model: str) -> config_pb.ModelConfig:
-    """Parse a config file. Raises RepositoryError with line and column."""
+    """Parse a config file. Raises RepositoryError with the file, line and column."""
+    shown = path.name if path.name == CONFIG_FILE else f"{path.parent.name}/{path.name}"
     try:
         data = read_limited(path, MAX_CONFIG_BYTES)
     except FileTooLarge as problem:
-        raise RepositoryError(model, f"{path.name} is {reason_of(problem)}") from problem
+        raise RepositoryError(model, f"{shown} is {reason_of(problem)}") from problem
     except OSError as problem:
-        raise RepositoryError(model, f"cannot read {path.name}: {reason_of(problem)}") from problem
-    return parse_config(data, model, path.name)
+        raise RepositoryError(model, f"cannot read {shown}: {reason_of(problem)}") from problem
+    return parse_config(data, model, shown)
 
 
 def parse_config(data: bytes, model: str, file_name: str = CONFIG_FILE) -> config_pb.ModelConfig:

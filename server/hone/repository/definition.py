@@ -14,9 +14,10 @@ class ModelDefinition:
     """What is to be served, all of it checked but for the graphs themselves.
 
     `config` is what the user wrote, under the model's name: validated, not completed. `versions` maps each version
-    that the version policy chose to its model file. The fingerprints are hashes of contents: `fingerprint` of
-    everything in the model's folder, `version_fingerprints` of each version's folder (graph and weights),
-    `config_fingerprint` of what else changes the answers (config, labels, warm-up data).
+    that the version policy chose to its model file. `config_file` is where the config was written, by its path in the
+    model's folder ("the load request" where it came with one, empty where there is none). The fingerprints are hashes
+    of contents: `fingerprint` of everything in the model's folder, `version_fingerprints` of each version's folder
+    (graph and weights), `config_fingerprint` of what else changes the answers (config, labels, warm-up data).
     """
 
     name: str
@@ -27,3 +28,4 @@ class ModelDefinition:
     version_fingerprints: Mapping[int, str]
     config_fingerprint: str
     labels: Mapping[str, tuple[str, ...]]
+    config_file: str = ""

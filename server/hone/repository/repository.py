@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.errors import InvalidRequest, ModelNotInRepository, NotFound, RepositoryError, Unsupported
+from hone.errors import InvalidRequest, ModelNotInRepository, NotFound, RepositoryError, Unsupported, written_in
 from hone.protos import config_pb
 from hone.repository.autocomplete import DEFAULT_MODEL_FILE
 from hone.repository.config_json import config_from_json
@@ -159,8 +159,10 @@ class ModelRepository:
         if isinstance(folder, str):
             raise RepositoryError(name, folder)
         try:
-            config = self._config(name, path, override)
-            validate(config, name, self._num_gpus)
+            config, config_file = self._config(name, path, override)
+            with written_in(config_file):
+                validate(config, name, self._num_gpus)
+                labels = read_labels(path, config, name)
             versions = self._versions(folder, config)
         except OSError as problem:
             raise RepositoryError(name, f"cannot read the model's folder: {reason_of(problem)}") from problem
@@ -172,25 +174,28 @@ class ModelRepository:
             fingerprint=folder.fingerprint,
             version_fingerprints={version: folder.version_fingerprint(version) for version in versions},
             config_fingerprint=_config_fingerprint(folder, config),
-            labels=read_labels(path, config, name),
+            labels=labels,
+            config_file=config_file,
         )
         if self._list(name, path) != folder:
             raise RepositoryError(name, "the model's files changed while they were read; load it again")
         return definition
 
-    def _config(self, name: str, path: Path, override: str | None) -> config_pb.ModelConfig:
+    def _config(self, name: str, path: Path, override: str | None) -> tuple[config_pb.ModelConfig, str]:
+        """With where it was written; see `ModelDefinition.config_file`."""
         if override is not None:
-            config = config_from_json(override, name)
+            config, config_file = config_from_json(override, name), "the load request"
         else:
             file = find_config(path, self._config_name)
             config = read_config(file, name) if file is not None else config_pb.ModelConfig()
+            config_file = file.relative_to(path).as_posix() if file is not None else ""
         if config.name not in ("", name):
             raise RepositoryError(
                 name,
                 f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
             )
         config.name = name
-        return config
+        return config, config_file
 
     def _versions(self, folder: ModelFolder, config: config_pb.ModelConfig) -> dict[int, Path]:
         chosen, absent = choose_versions(folder, config.version_policy)

@@ -25,7 +25,7 @@ from hone.engines.onnxruntime import OnnxRuntimeEngine, SessionSettings
 from hone.engines.onnxruntime_cuda import load_baseline
 from hone.engines.onnxruntime_memory import MemoryLimit
 from hone.engines.placed import PlacedEngine
-from hone.errors import EngineError, HoneError, InternalError, LoadFailed, ModelNotInRepository
+from hone.errors import EngineError, HoneError, InternalError, LoadFailed, ModelNotInRepository, written_in
 from hone.metrics import Metrics
 from hone.protos import config_pb
 from hone.repository import ModelDefinition, ModelRepository, check_model_name, complete, warmup_samples
@@ -280,16 +280,17 @@ class ModelLifecycle:
         started = time.monotonic()
         engine = self._load_engine(definition.versions[version], definition.config)
         try:
-            config = complete(
-                definition.config,
-                engine.inputs,
-                engine.outputs,
-                model=definition.name,
-                default_max_batch_size=self._default_max_batch_size,
-                initializers=engine.initializers,
-                num_gpus=len(self._gpu_kinds),
-            )
-            self._warm(definition, config, engine)
+            with written_in(definition.config_file):
+                config = complete(
+                    definition.config,
+                    engine.inputs,
+                    engine.outputs,
+                    model=definition.name,
+                    default_max_batch_size=self._default_max_batch_size,
+                    initializers=engine.initializers,
+                    num_gpus=len(self._gpu_kinds),
+                )
+                self._warm(definition, config, engine)
         except HoneError:
             engine.close()
             raise
@@ -307,7 +308,8 @@ class ModelLifecycle:
     def _serve(self, definition: ModelDefinition, version: int, made: _Loaded) -> ServedModel:
         """Raises ConfigError for metric tags that cannot be labels."""
         name = definition.name
-        statistics = self._metrics.model(name, str(version), dict(made.config.metric_tags))
+        with written_in(definition.config_file):
+            statistics = self._metrics.model(name, str(version), dict(made.config.metric_tags))
         statistics.load_seconds = made.seconds
         self._users[definition.path] += 1
         _log.info("loaded %s version %d in %.3f s", name, version, made.seconds, extra={"model": name})

@@ -296,12 +296,14 @@ class InferenceService:
 
     async def tuning_action(self, model: str, version: str, action: str) -> dict[str, Any]:
         """Have the tuner act; the status when that has taken effect, or at last after some seconds (the tuner may be
-        loading a module). Raises Unavailable where tuning is off, InvalidRequest."""
+        loading a module). Raises Unavailable where tuning is off, on this server or for the model, InvalidRequest."""
         served = self._registry.find(model, version)
         if self._tuning is None:
             raise Unavailable("tuning is off on this server: start it with --tuning=on")
         done = asyncio.wrap_future(self._tuning.act(model, served.version_text, action))
         await asyncio.wait([done], timeout=_ACTION_SECONDS)
+        if done.done():
+            done.result()
         return self._tuning.status(model, served.version_text)
 
     # --- settings

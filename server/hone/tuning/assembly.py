@@ -56,7 +56,7 @@ _TENDING_SECONDS = 60.0
 _PROBATION_FOLDER = ".probation"
 _HOLDS_FOLDER = ".holds"
 #: Events of a model's history that an operator wants to read of; the rest (stages, what passed) is in its status.
-_LOGGED = frozenset({"promoted", "refused", "failed", "unsupported", "rolled_back", "quarantined", "held"})
+_LOGGED = frozenset({"promoted", "refused", "failed", "unsupported", "rolled_back", "retired", "quarantined", "held"})
 #: What is left here by a server that was killed is swept after an hour.
 _STAGING_FOLDER = ".staging"
 

@@ -10,7 +10,7 @@ from typing import Any
 from hone.errors import ModelNotFound
 from hone.specialization import VersionRef
 from hone.tuning.jobs import PLAIN, Task
-from hone.tuning.record import Record
+from hone.tuning.record import Record, unbroken
 
 Place = tuple[str, int]
 """Model and version, as users name them."""
@@ -86,6 +86,8 @@ class Book:
     def note(self, record: Record, event: str, **fields: Any) -> None:
         """Add a line to the record's history."""
         line = {"at": self._utc(), "event": event, **fields}
+        if "reason" in line:
+            line["reason"] = unbroken(line["reason"])
         record.history.append(line)
         self.hear({"model": record.version.ref.model, **line})
 

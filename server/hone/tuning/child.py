@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from hone.kernels.files import FILE_MODE
 from hone.kernels.spare import has_room
 from hone.tuning import group
 from hone.tuning.budget import Pacer, Starvation
-from hone.tuning.child_process import ChildProcess, JobResult, Limits
+from hone.tuning.child_process import ChildProcess, JobCause, JobResult, Limits
+from hone.tuning.running_time import RunningTime
 from hone.tuning.wire import MAX_SPEC_BYTES, Garbage, Message, encode
 
 WORKER_COMMAND = (sys.executable, "-m", "hone.tuning.worker")
@@ -39,7 +40,8 @@ class Child:
 
     An event is a JSON object with an `event`; the child's own `stage` and the last words (`done`, and `failed` with a
     `reason`) are understood here, the rest is the caller's. Events with `"paced": true` tell that the child steps
-    aside for requests by itself from here on, those with false that it is to be paused from outside. With
+    aside for requests by itself from here on, those with false that it is to be paused from outside. In its job's
+    `running_time` it finds the descriptor of the time that it has run (see there). With
     a `starvation` it gets idle priority, until that says that it starves; where the system grants it, it is never
     paused: the kernel lets others pass, in microseconds.
     """
@@ -71,6 +73,7 @@ class Child:
         self._clock = clock
         self._cancelled = threading.Event()
         self._cancel_reason = ""
+        self._cancel_cause: JobCause = "cancelled"
         self.pid: int | None = None
         self.num_turns = 1
         """Children that take turns on this thread: none may wait for long then."""
@@ -78,9 +81,10 @@ class Child:
         """Whether it is to stand still, for the sake of another's measurement."""
         self._watch: ChildProcess | None = None
 
-    def cancel(self, reason: str) -> None:
-        """End the child soon; from any thread, at any time."""
-        self._cancel_reason = self._cancel_reason or reason
+    def cancel(self, reason: str, cause: JobCause = "cancelled") -> None:
+        """End the child soon; from any thread, at any time. Who is first says why."""
+        if not self._cancel_reason:
+            self._cancel_reason, self._cancel_cause = reason, cause
         self._cancelled.set()
 
     @property
@@ -107,32 +111,37 @@ class Child:
         """Each waits a moment for the child, and looks after it; the child ends with them, also when they are closed
         early."""
         if self._cancelled.is_set():
-            return JobResult("cancelled", self._cancel_reason)
-        try:
-            spec = encode(self._spec, MAX_SPEC_BYTES)
-        except Garbage as problem:
-            return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}")
-        try:
-            temporary = self._temporary_folder()
-        except OSError as problem:
-            return JobResult("failed", f"no temporary folder for a tuning process: {problem.strerror or problem}")
-        try:
-            with _in_use(temporary):
-                return (yield from self._run_in(temporary, spec))
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            return JobResult("cancelled", self._cancel_reason, self._cancel_cause)
+        with ExitStack() as stack:
+            try:
+                temporary = self._temporary_folder()
+                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+                stack.enter_context(_in_use(temporary))
+            except OSError as problem:
+                reason = f"no temporary folder for a tuning process: {problem.strerror or problem}"
+                return JobResult("failed", reason, "start")
+            try:
+                running_time = stack.enter_context(RunningTime())
+            except OSError as problem:
+                return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}", "start")
+            return (yield from self._run_in(temporary, running_time))
 
-    def _run_in(self, temporary: str, spec: bytes) -> Generator[None, None, JobResult]:
+    def _run_in(self, temporary: str, running_time: RunningTime) -> Generator[None, None, JobResult]:
+        shared = running_time.descriptor
         try:
-            watch = ChildProcess(self._command, spec, self._descriptors, temporary, self._clock)
+            spec = encode({**self._spec, "running_time": shared}, MAX_SPEC_BYTES)
+        except Garbage as problem:
+            return JobResult("failed", f"the job cannot be sent to a tuning process: {problem}", "start")
+        try:
+            watch = ChildProcess(self._command, spec, (*self._descriptors, shared), temporary, self._clock)
             idle_priority = self._starvation is not None and group.give_idle_priority(watch.pid)
         except OSError as problem:
-            return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}")
+            return JobResult("failed", f"cannot start a tuning process: {problem.strerror or problem}", "start")
         self.pid, self._watch = watch.pid, watch
         try:
             if idle_priority:
-                return (yield from self._supervise(watch, None, self._starvation))
-            return (yield from self._supervise(watch, self._pacer, None))
+                return (yield from self._supervise(watch, running_time, None, self._starvation))
+            return (yield from self._supervise(watch, running_time, self._pacer, None))
         finally:
             watch.close()
 
@@ -144,31 +153,32 @@ class Child:
         return tempfile.mkdtemp(prefix="hone-tuning-")
 
     def _supervise(
-        self, watch: ChildProcess, pacer: Pacer | None, starvation: Starvation | None
+        self, watch: ChildProcess, running_time: RunningTime, pacer: Pacer | None, starvation: Starvation | None
     ) -> Generator[None, None, JobResult]:
         while True:
             yield
             if self._cancelled.is_set():  # asked first: what it still says was meant for who asks no longer
-                return watch.result("cancelled", self._cancel_reason)
+                return watch.result("cancelled", self._cancel_reason, self._cancel_cause)
             tick = _TICK_SECONDS if pacer is None and self.num_turns == 1 else _PACED_TICK_SECONDS / self.num_turns
             ended = watch.has_ended()  # asked first: then all it ever wrote is in its pipes
             try:
                 for event in watch.poll(0.0 if ended else tick):
                     self._on_event(event)
             except Garbage as problem:
-                return watch.result("failed", f"the tuning process wrote garbage: {problem}")
+                return watch.result("failed", f"the tuning process wrote garbage: {problem}", "garbage")
             if watch.last_word is not None and (ended or watch.lingers()):
                 return watch.verdict()
             if ended:
                 return watch.death()
             self._on_tick()
             if self._cancelled.is_set():
-                return watch.result("cancelled", self._cancel_reason)
-            reason = watch.exceeded(self._limits)
+                return watch.result("cancelled", self._cancel_reason, self._cancel_cause)
+            reason, cause = watch.exceeded(self._limits)
+            running_time.tell(watch.running_seconds())
             if reason:
-                return watch.result("failed", reason)
+                return watch.result("failed", reason, cause)
             if starvation is not None and starvation.step(*watch.ran_and_waited):
-                return watch.result("starved", "others kept every processor busy")
+                return watch.result("starved", "others kept every processor busy", "starved")
             pause = pacer is not None and pacer.step(self._clock()) and not watch.paces_itself
             watch.set_paused((pause or self.held) and watch.last_word is None)
 

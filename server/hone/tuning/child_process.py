@@ -10,22 +10,56 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from hone.tuning import group
+from hone.tuning.processor_time import ProcessorTime
 from hone.tuning.wire import LineReader, Message
 
 _log = logging.getLogger(__name__)
 
 _MEMORY_INTERVAL_SECONDS = 0.1
+#: Reading the times of some tens of threads takes a millisecond.
+_TIMES_INTERVAL_SECONDS = 0.5
 #: Seconds that a child gets to leave by itself after its last word, and that its killed group gets to be gone.
 _LEAVE_SECONDS = 5.0
 _END_SECONDS = 30.0
 _TAIL_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 16
+
+JobCause = Literal[
+    "",
+    "error",
+    "garbage",
+    "memory",
+    "hang",
+    "deadline",
+    "killed",
+    "crash",
+    "exit",
+    "start",
+    "starved",
+    "unloaded",
+    "replaced",
+    "settings",
+    "retuned",
+    "held",
+    "stopped",
+    "device lost",
+    "cancelled",
+]
+"""Why a job ended as it did, in a word for metrics; empty for one that was done."""
+
+#: Causes that go with an outcome.
+CAUSES: Mapping[str, tuple[JobCause, ...]] = {
+    "done": ("",),
+    "failed": ("error", "garbage", "memory", "hang", "deadline", "killed", "crash", "exit", "start"),
+    "cancelled": ("unloaded", "replaced", "settings", "retuned", "held", "stopped", "device lost"),
+    "starved": ("starved",),
+}
 
 #: Events with which a child tells that its job is over.
 DONE, FAILED = "done", "failed"
@@ -59,6 +93,7 @@ class JobResult:
     outcome: Literal["done", "failed", "cancelled", "starved"]
     """`starved`: at idle priority it got no processor; what is left is for a child that takes its share."""
     reason: str = ""
+    cause: JobCause = ""
     detail: str = ""
     stage: str = ""
     """What the child was at when it ended, in its own words."""
@@ -118,10 +153,10 @@ class ChildProcess:
         self._last_word_at = 0.0
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
-        self.ran_and_waited = (0.0, 0.0)
         self._started = clock()
+        self._processors = ProcessorTime(self._started)
         self._last_event_at = 0.0
-        self._next_memory = self._started
+        self._next_memory = self._next_times = self._started
         self._peak_bytes = self.resident_bytes = 0
 
     # --- what it says
@@ -139,7 +174,7 @@ class ChildProcess:
     def _read_events(self) -> Iterator[Message]:
         while data := self._read(self._events):
             for event in self._reader.feed(data):
-                self._last_event_at = self._running_seconds()
+                self._last_event_at = self.running_seconds()
                 self.stage = str(event.get("stage", self.stage))[:200]
                 self.paces_itself = event.get("paced", self.paces_itself) is True
                 if event["event"] in (DONE, FAILED) and self.last_word is None:
@@ -180,33 +215,49 @@ class ChildProcess:
         """Whether it had the time to leave by itself after its last word."""
         return self._clock() - self._last_word_at > _LEAVE_SECONDS
 
-    def exceeded(self, limits: Limits) -> str:
-        """Which limit it passed, in words; empty while it passed none."""
-        running = self._running_seconds()
+    def exceeded(self, limits: Limits) -> tuple[str, JobCause]:
+        """Which limit it passed, in words and in one; both empty while it passed none."""
+        self._look()
+        running = self.running_seconds()
         if running > limits.seconds:
-            return f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
+            told = f"the tuning process was ended after {running:.1f} s, its time was {limits.seconds:g} s{self._at()}"
+            return told, "deadline"
         if running - self._last_event_at > limits.silence_seconds:
-            return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}"
-        now = self._clock()
-        if now >= self._next_memory:
-            self._next_memory = now + _MEMORY_INTERVAL_SECONDS
-            self.ran_and_waited = group.ran_and_waited(self.pid)
-            with suppress(OSError):  # no descriptor left: what was last seen counts
-                self.resident_bytes = group.resident_bytes(group.members(self.pid))
-            self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
+            return f"the tuning process hung: no progress for {limits.silence_seconds:g} s{self._at()}", "hang"
         if self.resident_bytes > (limit := limits.bytes_now()):
-            return (
+            told = (
                 f"the tuning process took {_mib(self.resident_bytes)} of memory with all it started, its limit is"
                 f" {_mib(limit)}{self._at()}"
             )
-        return ""
+            return told, "memory"
+        return "", ""
+
+    def _look(self) -> None:
+        """At what it takes, now and then."""
+        now = self._clock()
+        if now < self._next_memory:
+            return
+        self._next_memory = now + _MEMORY_INTERVAL_SECONDS
+        with suppress(OSError):  # no descriptor left: what was last seen counts
+            members = group.members(self.pid)
+            self.resident_bytes = group.resident_bytes(members)
+            if now >= self._next_times:
+                self._next_times = now + _TIMES_INTERVAL_SECONDS
+                self._processors.look(now, group.thread_times(members))
+        self._peak_bytes = max(self._peak_bytes, self.resident_bytes)
+
+    @property
+    def ran_and_waited(self) -> tuple[float, float]:
+        """Seconds that it ran on processors, and that it waited for one, with all it started."""
+        return self._processors.ran, self._processors.waited
 
     def verdict(self) -> JobResult:
         """By its last word."""
         assert self.last_word is not None
         if self.last_word["event"] == DONE:
             return self.result("done", "")
-        return self.result("failed", str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000])
+        reason = str(self.last_word.get("reason", "the tuning process gave no reason"))[:2000]
+        return self.result("failed", reason, "error")
 
     def death(self) -> JobResult:
         """It ended without a last word."""
@@ -216,18 +267,23 @@ class ChildProcess:
             return self.result(
                 "failed",
                 f"the tuning process ended with exit code {status.si_status} before its job was done{self._at()}",
+                "exit",
             )
-        return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}")
+        cause: JobCause = "killed" if status.si_status == signal.SIGKILL else "crash"
+        return self.result("failed", f"the tuning process {_killed_by(status.si_status)}{self._at()}", cause)
 
-    def result(self, outcome: Literal["done", "failed", "cancelled", "starved"], reason: str) -> JobResult:
+    def result(
+        self, outcome: Literal["done", "failed", "cancelled", "starved"], reason: str, cause: JobCause = ""
+    ) -> JobResult:
         self._read_errors()
         return JobResult(
             outcome,
             reason,
+            cause,
             self._tail.decode("utf-8", "replace").strip() if outcome == "failed" else "",
             self.stage,
             self._clock() - self._started,
-            self._running_seconds(),
+            self.running_seconds(),
             self._peak_bytes,
         )
 
@@ -258,10 +314,11 @@ class ChildProcess:
             self._selector.close()
             self._close_all()
 
-    def _running_seconds(self) -> float:
+    def running_seconds(self) -> float:
+        """Since its start, without those in which it was paused or waited for a processor."""
         now = self._clock()
         paused = self._paused_seconds + (now - self._paused_since if self._paused_since is not None else 0.0)
-        return now - self._started - paused - self.ran_and_waited[1]
+        return now - self._started - paused - self._processors.waited
 
     def _at(self) -> str:
         return f" (while {self.stage})"

@@ -53,14 +53,17 @@ def give_idle_priority(pid: int) -> bool:
     return True
 
 
-def ran_and_waited(pid: int) -> tuple[float, float]:
-    """Seconds that the main thread of a process ran, and that it waited for a processor; zeros where the kernel does
-    not tell."""
-    try:
-        ran, waited, _ = (_PROC / str(pid) / "schedstat").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return int(ran) / 1e9, int(waited) / 1e9
+def thread_times(pids: list[int]) -> dict[int, tuple[float, float]]:
+    """Of each thread of these processes, seconds that it ran and that it waited for a processor; none where the kernel
+    does not tell. Raises as `members` does."""
+    times = {}
+    for pid in pids:
+        with suppress(*_GONE), os.scandir(_PROC / str(pid) / "task") as threads:
+            for thread in threads:
+                with suppress(*_GONE, ValueError):
+                    ran, waited, _ = Path(thread.path, "schedstat").read_text(encoding="ascii").split()
+                    times[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
+    return times
 
 
 def has_ended(pid: int) -> bool:

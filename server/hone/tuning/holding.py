@@ -26,6 +26,15 @@ KEEPING = frozenset({PAUSED, CANCELLED})
 _MAX_BYTES = 1 << 14
 
 
+def held_then(held: str, action: str) -> str:
+    """What a version that is `held` already (empty: it is not) is held for after another action that holds.
+
+    Whoever returned it to the baseline is not overruled by who only wants no more work on it.
+    """
+    then = HOLDS[action]
+    return held if held and held not in KEEPING and then in KEEPING else then
+
+
 class OperatorHolds:
     """Belongs to the tuner's thread. What cannot be written holds in this process, and a warning says so."""
 

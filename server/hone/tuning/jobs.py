@@ -74,6 +74,18 @@ class JobQueue:
             del self._jobs[key]
         return bool(gone)
 
+    def without(self, ref: VersionRef, device: str, signature: Signature) -> None:
+        """Take what waits for a signature out of a version's job."""
+        key = (ref.model, ref.version, device)
+        waiting = self._jobs.get(key)
+        if waiting is None or waiting.ref != ref:
+            return
+        tasks = tuple(task for task in waiting.tasks if task.signature != signature)
+        if tasks:
+            self._jobs[key] = Job(ref, device, tasks)
+        else:
+            del self._jobs[key]
+
     def keep_only(self, served: Sequence[VersionRef]) -> list[Job]:
         """Drop the jobs of versions that are no longer served; those dropped."""
         alive = set(served)

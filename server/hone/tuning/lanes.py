@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from hone.specialization import VersionRef
+from hone.tuning.child_process import JobCause
 from hone.tuning.jobs import Job
 from hone.tuning.maker import Maker
 from hone.tuning.record import Record
@@ -111,15 +112,15 @@ class Lanes:
             return False
         return True
 
-    def cancel(self, ref: VersionRef, reason: str) -> None:
+    def cancel(self, ref: VersionRef, reason: str, cause: JobCause) -> None:
         for maker in self._makers.values():
-            maker.cancel(ref, reason)
+            maker.cancel(ref, reason, cause)
 
-    def cancel_on(self, kinds: Collection[str], reason: str) -> None:
+    def cancel_on(self, kinds: Collection[str], reason: str, cause: JobCause) -> None:
         """Whatever goes on on these kinds of device."""
         for kind in kinds:
             if kind in self._running:
-                self._makers[kind].cancel(self._running[kind].job.ref, reason)
+                self._makers[kind].cancel(self._running[kind].job.ref, reason, cause)
 
     def stop(self) -> None:
         """End all children soon, and start no other; from any thread."""

@@ -14,7 +14,7 @@ from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer, Starvation
 from hone.tuning.child import Child
-from hone.tuning.child_process import JobResult, Limits
+from hone.tuning.child_process import JobCause, JobResult, Limits
 from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import PLAIN, PROFILING_STAGE, SCHEDULING_STAGE, Job, Task
 from hone.tuning.making import Making
@@ -36,18 +36,6 @@ _MAX_BROKEN = 12
 #: What a child tells of its search, for people.
 _SEARCHED = ("num_built", "num_measured", "num_failed")
 _TOLD_NUMBERS = ("baseline_ms", "tuned_ms", "speedup", "max_error")
-#: What a reason says -> the word for it in metrics.
-_WORDS = (
-    ("wrote garbage", "garbage"),
-    ("its limit is", "memory"),
-    ("hung", "hang"),
-    ("its time was", "deadline"),
-    ("SIGKILL", "killed"),
-    ("died by", "crash"),
-    ("exit code", "exit"),
-    ("cannot start", "start"),
-    ("every processor busy", "starved"),
-)
 
 
 class Maker:
@@ -115,16 +103,16 @@ class Maker:
     def is_working_on(self, ref: VersionRef) -> bool:
         return self._job is not None and self._job.ref == ref
 
-    def cancel(self, ref: VersionRef, reason: str) -> None:
+    def cancel(self, ref: VersionRef, reason: str, cause: JobCause) -> None:
         if self._child is not None and self.is_working_on(ref):
-            self._child.cancel(reason)
+            self._child.cancel(reason, cause)
 
     def stop(self) -> None:
         """End the child soon, and start no other; from any thread."""
         self._stopping = True
         child = self._child
         if child is not None:
-            child.cancel("the server stops")
+            child.cancel("the server stops", "stopped")
 
     def make(self, job: Job) -> Generator[None, None, None]:
         """Every task gets an outcome, unless the job is cancelled. A task that takes its child along is the only one
@@ -241,7 +229,7 @@ class Maker:
             clock=self._clock,
         )
         if self._stopping:
-            self._child.cancel("the server stops")
+            self._child.cancel("the server stops", "stopped")
         try:
             return (yield from self._child.steps())
         finally:
@@ -379,8 +367,7 @@ class Maker:
         counters = self._book.counters
         counters.child_seconds += result.running_seconds
         counters.peak_bytes = max(counters.peak_bytes, result.peak_bytes)
-        word = next((word for text, word in _WORDS if text in result.reason), "error" if result.reason else "")
-        counters.jobs[result.outcome, word] += 1
+        counters.jobs[result.outcome, result.cause] += 1
 
     def _ask_again_for_room(self, record: Record) -> None:
         """A full disk says nothing of the model: try again when the server rests, with pauses that double."""

@@ -9,11 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hone.kernels.statistics import CacheStatistics
 from hone.tuning.book import TunerCounters
+from hone.tuning.child_process import CAUSES
 from hone.tuning.watch import Cause
 
 STATES = ("off", "queued", "tuning", "paused", "tuned", "baseline", "unsupported", "failed")
 #: Why a generation is rolled back: by the watch, by a verdict that was measured again, by an operator.
 ROLLBACK_CAUSES = (*get_args(Cause), "measured again", "request", "device lost")
+#: How children end, and why.
+JOB_ENDS = tuple((outcome, cause) for outcome, causes in CAUSES.items() for cause in causes)
 _REPORTED = {
     "candidates_built": "Candidates that were built",
     "candidates_measured": "Candidates that were measured",
@@ -114,9 +117,10 @@ def _buckets(statuses: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _jobs(counters: TunerCounters, num_queued: int) -> Iterator[Metric]:
     yield GaugeMetricFamily("hone_tuning_queue", "Jobs that wait", value=num_queued)
-    yield _counted("hone_tuning_jobs", "Jobs that ended", ["outcome", "reason"], counters.jobs)
-    yield _counted("hone_tuning_specializations", "Specializations by outcome", ["outcome"], counters.specializations)
     # A series that first appears with its first event hides that event from `increase`: so all causes are there, at 0.
+    jobs = dict.fromkeys(JOB_ENDS, 0) | dict(counters.jobs)
+    yield _counted("hone_tuning_jobs", "Children that ended", ["outcome", "reason"], jobs)
+    yield _counted("hone_tuning_specializations", "Specializations by outcome", ["outcome"], counters.specializations)
     rollbacks = dict.fromkeys(ROLLBACK_CAUSES, 0) | dict(counters.num_rollbacks)
     yield _counted("hone_tuning_rollbacks", "Generations that were rolled back", ["cause"], rollbacks)
     for name, documentation in _REPORTED.items():

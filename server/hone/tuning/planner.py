@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,11 +13,17 @@ from hone.tuning.capture import Capture
 from hone.tuning.inputs import InputSet
 from hone.tuning.jobs import Job, Mode, Task
 from hone.tuning.options import TunerOptions
+from hone.tuning.places import MAX_SIGNATURES, Choice, choose
 from hone.tuning.ports import TunableVersion
 from hone.tuning.record import Bucket, Record
 from hone.tuning.settings import ModelTuning, model_tuning
-from hone.tuning.signatures import Traffic, values_of, wanted_signatures
+from hone.tuning.signatures import Traffic, seen_signatures, values_of, wanted_signatures
 from hone.tuning.verdicts import Recalled
+
+_log = logging.getLogger(__name__)
+
+#: Signatures of a kind that people are told one by one.
+_MAX_TOLD = 3
 
 KeyOf = Callable[[TunableVersion, ModelTuning, Signature, str], str]
 """Digest of the artifact for a version, its settings and a signature on a kind of device."""
@@ -68,10 +75,9 @@ class Planner:
     def configure(self, record: Record) -> bool:
         """Read the version's settings, of each kind of device that it runs on. Whether they make artifacts found before
         useless."""
-        before = record.tunings
+        before, record.remarks = record.tunings, {}
         record.tunings = {device: self._tuning_on(record, device) for device in self._kinds_of(record)}
-        if not record.tunings:
-            record.reason = self._lost
+        record.off = self._why_off(record)
         capture = any(tuning.capture and tuning.mode == "on" for tuning in record.tunings.values())
         self._capture.allow(record.version.ref, capture)
         return _lasting(before) != _lasting(record.tunings)
@@ -82,12 +88,33 @@ class Planner:
         try:
             return model_tuning(parameters, version.inputs, self._options.mode)
         except ValueError as problem:
-            record.reason = str(problem)
-            self._book.note(record, "refused", reason=record.reason)
+            record.remarks[device] = str(problem)
+            model = version.ref.model
+            _log.warning("%s is not tuned: %s", model, problem, extra={"model": model})
+            self._book.note(record, "refused", reason=str(problem))
             return ModelTuning(mode="off")
 
-    def wants(self, record: Record) -> list[Job]:
-        """Add buckets for signatures that are worth a specialization and have none; the jobs that this takes.
+    def _why_off(self, record: Record) -> str:
+        """Empty where it is not."""
+        if record.mode != "off":
+            return ""
+        if not record.tunings:
+            return self._lost
+        if self._options.mode == "off":
+            return "tuning is off by the server's --tuning off"
+        return "; ".join(dict.fromkeys(record.remarks.values())) or "tuning is off by its configuration"
+
+    def choose(self, record: Record, busy: Container[str] = ()) -> dict[str, Choice]:
+        """By kind of device, the signatures that are to have a bucket and have none, and those whose bucket is to make
+        room for them. What makes these artifacts (`busy`) goes on."""
+        return {
+            device: self._choice(record, device, tuning, busy)
+            for device, tuning in self._usable(record)
+            if not record.held
+        }
+
+    def wants(self, record: Record, choices: Mapping[str, Choice]) -> list[Job]:
+        """Add the buckets that were chosen; the jobs that this takes, and those that are to be tried again.
 
         What the cache holds needs no job: its bucket has passed already, or says why not.
         """
@@ -96,10 +123,9 @@ class Planner:
         jobs = []
         for device, tuning in self._usable(record):
             tasks = []
-            for signature in self._wanted(record, tuning):
+            again = [bucket.signature for bucket in record.on(device) if bucket.again]
+            for signature in [*again, *choices.get(device, Choice()).added]:
                 bucket = record.buckets.get((device, signature))
-                if bucket is not None and not bucket.again:
-                    continue
                 digest = self._key_of(record.version, tuning, signature, device)
                 bucket = bucket or Bucket(device, signature, digest, kind=self._names.get(device, CPU))
                 bucket.again = False
@@ -136,7 +162,7 @@ class Planner:
     def known(self, record: Record) -> None:
         """Add buckets for what the cache holds, ready to be promoted, and for nothing else."""
         for device, tuning in self._usable(record):
-            for signature in self._wanted(record, tuning):
+            for signature in self._choice(record, device, tuning).added:
                 digest = self._key_of(record.version, tuning, signature, device)
                 known = self._memories[device].recall(digest)
                 if known.state == "passed":
@@ -210,16 +236,39 @@ class Planner:
             elif not bucket.generation and bucket.outcome in ("", "failed"):
                 del record.buckets[key]
 
-    def _wanted(self, record: Record, tuning: ModelTuning) -> list[Signature]:
-        version, ref = record.version, record.version.ref
+    def _choice(self, record: Record, device: str, tuning: ModelTuning, busy: Container[str] = ()) -> Choice:
         if tuning.mode == "off":
-            return []
-        return wanted_signatures(
-            version.inputs,
-            version.max_batch_size,
-            named=[*tuning.signatures, *self._sampled(record)],
-            frequent=self._traffic.frequent(ref.model, ref.version),
+            return Choice()
+        version, ref = record.version, record.version.ref
+        held = {bucket.signature: bucket for bucket in record.on(device)}
+        configured = wanted_signatures(
+            version.inputs, version.max_batch_size, named=[*tuning.signatures, *self._sampled(record)]
         )
+        self._tell_limit(record, device, configured)
+        seen = seen_signatures(self._traffic.frequent(ref.model, ref.version), version.max_batch_size)
+        counts = self._traffic.counts(ref.model, ref.version)
+        return choose(
+            held,
+            configured=configured,
+            seen=seen,
+            uses=values_of([*held, *configured, *seen], counts, batching=version.max_batch_size > 0),
+            busy={one for one, bucket in held.items() if bucket.digest in busy or bucket.plain in busy},
+        )
+
+    def _tell_limit(self, record: Record, device: str, configured: Sequence[Signature]) -> None:
+        """Once for each configuration."""
+        left = [signature.text for signature in configured[MAX_SIGNATURES:]]
+        told = ""
+        if left:
+            more = f" and {len(left) - _MAX_TOLD} more" if len(left) > _MAX_TOLD else ""
+            told = (
+                f"its configuration asks for {len(configured)} signatures, of which the first {MAX_SIGNATURES} are"
+                f" specialized; without: {', '.join(left[:_MAX_TOLD])}{more}"
+            )
+        if told and told not in record.remarks.values():
+            model = record.version.ref.model
+            _log.warning("tuning of %s: %s", model, told, extra={"model": model})
+        record.remarks[device] = told
 
     def samples(self, version: TunableVersion) -> list[InputSet]:
         """Real inputs of a version: warm-up data, then captured requests. The caller holds a lease on it."""

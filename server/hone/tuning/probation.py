@@ -3,7 +3,8 @@
 Each server has files here, named by a number of its own: a lock that it holds while it lives, a list of the artifacts
 that it serves, what its threads run at this moment (see `running`), and the note that faulthandler writes when the
 process dies of a fault (SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT), with the thread that it died in. Files whose lock
-nobody holds tell of a server that died; one that stopped as it should took its files away.
+nobody holds tell of a server that died; one that stopped as it should took its files away. A copy of such files, made
+with the cache that they lie in, tells of nobody: the list names the files (by inode) that it belongs to.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_NOTE_BYTES = 1 << 16
 _KINDS = ("json", "tmp", "fault", "running", "lock")
+_LASTING = ("lock", "fault", "running")
 _CURRENT_THREAD = re.compile(r"^Current thread 0x([0-9a-f]+)", re.MULTILINE)
 #: faulthandler's words -> the signal.
 _SIGNALS = {
@@ -88,6 +90,7 @@ class Probation:
             self.board.attach(self._path(self._name, "running"))
         except OSError as problem:
             self._tell(problem)
+        self._write()
         deaths = []
         for name in self._dead():
             death = self._read(name)
@@ -131,8 +134,11 @@ class Probation:
             return
         path = self._path(self._name, "json")
         staged = path.with_suffix(".tmp")
-        told = {str(mark): asdict(served) for mark, served in self._served.items()}
         try:
+            told = {
+                "of": self._inodes(self._name),
+                "served": {str(mark): asdict(served) for mark, served in self._served.items()},
+            }
             with staged.open("wb") as file:
                 file.write(json.dumps(told).encode())
                 file.flush()
@@ -157,9 +163,12 @@ class Probation:
 
     def _read(self, name: str) -> Death:
         served: dict[int, Served] = {}
-        with suppress(OSError, ValueError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             told = json.loads(self._path(name, "json").read_bytes())
-            served = {int(mark): Served(**fields) for mark, fields in told.items()}
+            if told["of"] != self._inodes(name):
+                _log.info("%s: notes in %s are copies of another place's, and say nothing here", name, self._folder)
+                return Death()
+            served = {int(mark): Served(**fields) for mark, fields in told["served"].items()}
         note = ""
         with suppress(OSError), self._path(name, "fault").open("rb") as file:
             note = file.read(_MAX_NOTE_BYTES).decode("utf-8", "replace").strip()
@@ -176,6 +185,10 @@ class Probation:
         for kind in _KINDS:
             with suppress(OSError):
                 self._path(name, kind).unlink()
+
+    def _inodes(self, name: str) -> list[int]:
+        """Of a server's files that are never replaced: a copy's are others. Raises OSError."""
+        return [self._path(name, kind).stat().st_ino for kind in _LASTING if self._path(name, kind).exists()]
 
     def _path(self, name: str, kind: str) -> Path:
         return self._folder / f"{name}.{kind}"

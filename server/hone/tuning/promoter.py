@@ -203,12 +203,26 @@ class Promoter:
 
     def roll_back(self, record: Record, bucket: Bucket, reason: str, cause: str) -> None:
         """Return a bucket to what served before; nothing is held against its artifact."""
+        generation = self._return(record, bucket)
+        self._book.counters.num_rollbacks[cause] += 1
+        self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
+
+    def retire(self, record: Record, bucket: Bucket, reason: str) -> None:
+        """Return a bucket to the baseline and forget it; what was found out about it stays in the cache."""
+        generation = bucket.generation
+        while bucket.generation:
+            self._return(record, bucket)
+        del record.buckets[bucket.device, bucket.signature]
+        told = {"signature": bucket.signature.text, "reason": reason}
+        self._book.note(record, "retired", generation=generation, **told)
+
+    def _return(self, record: Record, bucket: Bucket) -> int:
+        """To what served before; the generation that it was."""
         generation = bucket.generation
         bucket.returned()
         self._promotion.roll_back(record.version.ref, generation)
         self._forget(record.version.ref, generation)
-        self._book.counters.num_rollbacks[cause] += 1
-        self._book.note(record, "rolled_back", signature=bucket.signature.text, generation=generation, reason=reason)
+        return generation
 
     def lose(self, kinds: Collection[str], reason: str) -> None:
         """These kinds of device are lost: what is on them serves no longer, nothing is held against it, and nothing is
@@ -354,7 +368,7 @@ class Promoter:
                 self._hold_against(one, "fault" if one.on_probation else "late fault", reason)
             for one in death.others if not death.blamed else ():
                 of = f"of {death.fault}, though not while it ran," if death.fault else "without a word"
-                self._hold_against(one, "death", f"two servers died {of} while it was on probation")
+                self._hold_against(one, "death", f"a server died {of} while it was on probation")
 
     def _hold_against(self, one: Served, cause: str, reason: str) -> None:
         try:
@@ -367,8 +381,11 @@ class Promoter:
                 reason,
             )
             return
-        what = "quarantined" if out else "the next time quarantined"
-        _log.error("%s %s (artifact %s): %s", what, one.name or "a tuned module", one.artifact[:12], reason)
+        told = (one.name or "a tuned module", one.artifact[:12], reason)
+        if out:
+            _log.error("quarantined %s (artifact %s): %s", *told)
+        else:
+            _log.warning("%s (artifact %s): %s; another time it is quarantined", *told)
 
     def _keep_out(self, artifact: str, device: str, cause: str, reason: str) -> bool:
         """Whether the artifact is kept out from now on. What cannot be written down raises, and bars it in this

@@ -94,7 +94,7 @@ class Bucket:
             "plans": verdict.get("plans") or {},
             "provisional": self.provisional or self.inconclusive,
             "outcome": self.outcome,
-            "reason": self.reason,
+            "reason": unbroken(self.reason),
         }
 
 
@@ -118,6 +118,10 @@ class Record:
     """Settings by the kinds of device (digests of their keys) that it runs on."""
     state: State = "queued"
     reason: str = ""
+    off: str = ""
+    """Why nothing is tuned, where its mode is off on all kinds of device."""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What its owner should know of its configuration, whatever came of it, by kind of device; empty for nothing."""
     progress: float = 0.0
     buckets: dict[tuple[str, Signature], Bucket] = field(default_factory=dict)
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
@@ -153,19 +157,24 @@ class Record:
     def bucket(self, device: str, signature: Signature) -> Bucket | None:
         return self.buckets.get((device, signature))
 
+    def on(self, device: str) -> list[Bucket]:
+        """Buckets of a kind of device."""
+        return [bucket for bucket in self.buckets.values() if bucket.device == device]
+
     def served_by(self, generation: int) -> list[Bucket]:
         return [bucket for bucket in self.buckets.values() if generation and bucket.generation == generation]
 
     def settle(self) -> None:
         """The state that follows from the buckets, when nothing is to be done."""
         if self.mode == "off":
-            self.state = "off"
+            self.state, self.progress, self.reason = "off", 0.0, unbroken(self.off)
             return
         buckets = self.buckets.values()
-        if not self.held:
-            self.progress = 1.0
-        told = [f"{bucket.signature.text}: {bucket.reason}" for bucket in buckets if bucket.reason]
-        self.reason = "; ".join(dict.fromkeys(told))[:1000]
+        num_told = sum(bool(bucket.outcome) for bucket in buckets)
+        self.progress = num_told / max(1, len(buckets)) if self.held else 1.0
+        told = [f"{bucket.signature.text}: {unbroken(bucket.reason)}" for bucket in buckets if bucket.reason]
+        remarks = [remark for remark in self.remarks.values() if remark]
+        self.reason = "; ".join(dict.fromkeys([*remarks, *told]))[:1000]
         if self.held:
             self.state = "paused" if self.held == PAUSED else "tuned" if self._is_tuned() else "baseline"
             self.reason = self.held
@@ -203,3 +212,8 @@ class Record:
 
     def _is_tuned(self) -> bool:
         return any(bucket.generation for bucket in self.buckets.values())
+
+
+def unbroken(text: str) -> str:
+    """On one line: what libraries say may have several, and is told in tables and logs."""
+    return " ".join(text.split())

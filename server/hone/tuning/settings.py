@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hone.repository import parse_signatures
 from hone.specialization import Signature
-from hone.tuning.signatures import parse_signatures
 from hone.types import TensorSpec
 
 Mode = Literal["off", "cache", "on"]

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hone.specialization import Signature
-from hone.types import NUMPY_DTYPES, Shape, TensorSpec
-
-_TENSOR = re.compile(r"(?P<name>[^,;]+):(?P<dims>scalar|[1-9][0-9]*(x[1-9][0-9]*)*)")
-
-
-def parse_signatures(text: str, inputs: Sequence[TensorSpec]) -> list[Signature]:
-    """The accelerator's parameter `signatures`: `NAME:1x3x224x224,OTHER:1x5; ...`, dims as the engine takes them.
-
-    Inputs of fixed shape may be left out. Raises ValueError saying what is wrong.
-    """
-    specs = {spec.name: spec for spec in inputs}
-    return [_parse_one(part.strip(), specs) for part in text.split(";") if part.strip()]
-
-
-def _parse_one(text: str, specs: Mapping[str, TensorSpec]) -> Signature:
-    shapes: dict[str, Shape] = {}
-    for part in text.split(","):
-        found = _TENSOR.fullmatch(part.strip())
-        if found is None:
-            raise ValueError(f"expected NAME:DIMxDIM, as in 'IN:1x3x224x224', found '{part.strip()}'")
-        name, dims = found["name"], found["dims"]
-        if name not in specs:
-            raise ValueError(f"unknown input '{name}', expected one of {sorted(specs)!r}")
-        if name in shapes:
-            raise ValueError(f"input '{name}' is given twice")
-        shape = () if dims == "scalar" else tuple(int(dim) for dim in dims.split("x"))
-        want = specs[name].shape
-        if len(want) != len(shape) or any(w not in (-1, s) for w, s in zip(want, shape, strict=True)):
-            raise ValueError(f"input '{name}': expected a shape that fits {list(want)}, found {list(shape)}")
-        shapes[name] = shape
-    for name, spec in specs.items():
-        if name not in shapes:
-            if -1 in spec.shape:
-                raise ValueError(f"input '{name}' of variable shape {list(spec.shape)} is missing in '{text}'")
-            shapes[name] = spec.shape
-    return Signature.of((name, specs[name].datatype, shape) for name, shape in shapes.items())
+from hone.types import NUMPY_DTYPES, TensorSpec
 
 
 def batch_buckets(max_batch_size: int) -> list[int]:
@@ -58,29 +22,34 @@ def batch_buckets(max_batch_size: int) -> list[int]:
 
 
 def wanted_signatures(
-    inputs: Sequence[TensorSpec],
-    max_batch_size: int,
-    *,
-    named: Iterable[Signature] = (),
-    frequent: Iterable[Signature] = (),
-    limit: int = 16,
+    inputs: Sequence[TensorSpec], max_batch_size: int, *, named: Iterable[Signature] = ()
 ) -> list[Signature]:
-    """What to specialize for, the surest first; at most `limit`.
-
-    `named` are those that the configuration names (its warm-up samples included), `frequent` those seen in traffic.
-    A batching model gets every batch bucket of each shape that is known behind the batch axis.
-    """
+    """What the model and its configuration ask specializations for, the surest first. `named` are those that the
+    configuration names (its warm-up samples included); see `seen_signatures`."""
     fixed = _fixed_signature(inputs, batching=max_batch_size > 0)
-    bases = [*([fixed] if fixed is not None else []), *named, *frequent]
+    return seen_signatures([*([fixed] if fixed is not None else []), *named], max_batch_size)
+
+
+def seen_signatures(seen: Iterable[Signature], max_batch_size: int) -> list[Signature]:
+    """What executions of these signatures ask specializations for, in their order.
+
+    A batching model gets every batch bucket of each shape that is known behind the batch axis. Shapes without items are
+    left to the baseline, and so are datatypes that are none of numpy's.
+    """
     wanted: dict[Signature, None] = {}
-    for base in bases:
+    for base in seen:
         if any(tensor.datatype not in NUMPY_DTYPES for tensor in base.tensors):
             continue
         if max_batch_size <= 0:
             wanted[base] = None
         else:
             wanted.update(dict.fromkeys(base.with_rows(rows) for rows in batch_buckets(max_batch_size)))
-    return list(wanted)[:limit]
+    return [signature for signature in wanted if not _is_empty(signature)]
+
+
+def _is_empty(signature: Signature) -> bool:
+    """Whether it has a tensor without items: there is nothing to be gained, and compilers divide by such sizes."""
+    return any(0 in tensor.shape for tensor in signature.tensors)
 
 
 def _fixed_signature(inputs: Sequence[TensorSpec], *, batching: bool) -> Signature | None:
@@ -124,11 +93,12 @@ class SpaceSaving:
         self._capacity = capacity
         # key -> [count, how much of it may be others', sum of what came with it since it was counted here]
         self._counts: dict[Any, list[float]] = {}
-        self.total = 0.0
+        self.total = self.total_value = 0.0
 
     def add(self, key: Any, weight: float = 1.0, value: float = 0.0) -> None:
         """Count a key; the values that come with a key are summed up."""
         self.total += weight
+        self.total_value += value
         counted = self._counts.get(key)
         if counted is not None:
             counted[0] += weight
@@ -147,6 +117,17 @@ class SpaceSaving:
         sure = ((key, (count - error) / self.total) for key, (count, error, _) in self._counts.items())
         return sorted((pair for pair in sure if pair[1] >= min_share), key=lambda pair: -pair[1])
 
+    def counts(self) -> dict[Any, float]:
+        """How often each key that is counted came for sure, since it was counted here."""
+        return {key: count - error for key, (count, error, _) in self._counts.items()}
+
+    def halve(self) -> None:
+        """Let what came so far count half as much as what comes; shares stay as they are."""
+        for counted in self._counts.values():
+            counted[:] = [number / 2 for number in counted]
+        self.total /= 2
+        self.total_value /= 2
+
     def sums(self) -> dict[Any, float]:
         """The sum of the values of each key that is counted."""
         return {key: counted[2] for key, counted in self._counts.items()}
@@ -161,10 +142,12 @@ class SpaceSaving:
 class Traffic:
     """What serving tells of executions: signatures by how often they came, and time by model.
 
-    `ran` is called by executor threads, once an execution: a lock of its own, held for a microsecond.
+    What came of late counts: after every `span` executions of a model those before count half as much. `ran` is called
+    by executor threads, once an execution: a lock of its own, held for a microsecond.
     """
 
-    def __init__(self, *, capacity: int = 64, max_models: int = 4096) -> None:
+    def __init__(self, *, capacity: int = 64, max_models: int = 4096, span: int = 20_000) -> None:
+        self._span = span
         self._capacity = capacity
         self._max_models = max_models
         self._lock = threading.Lock()
@@ -180,6 +163,10 @@ class Traffic:
                     return
                 counted = self._models[model, version] = _ModelTraffic(SpaceSaving(self._capacity))
             counted.signatures.add(signature, value=seconds)
+            counted.num_since_halved += 1
+            if counted.num_since_halved >= self._span:
+                counted.num_since_halved = 0
+                counted.signatures.halve()
             counted.seconds += seconds
             self._total_seconds += seconds
 
@@ -203,7 +190,15 @@ class Traffic:
             counted = self._models.get((model, version))
             if counted is None or self._total_seconds <= 0:
                 return {}
-            return {key: seconds / self._total_seconds for key, seconds in counted.signatures.sums().items()}
+            signatures = counted.signatures
+            scale = counted.seconds / self._total_seconds / signatures.total_value if signatures.total_value else 0.0
+            return {key: seconds * scale for key, seconds in signatures.sums().items()}
+
+    def counts(self, model: str, version: int) -> dict[Signature, float]:
+        """Executions of late of each signature that is counted, as far as they are sure."""
+        with self._lock:
+            counted = self._models.get((model, version))
+            return counted.signatures.counts() if counted is not None else {}
 
     def frequent(self, model: str, version: int, *, min_share: float = 0.02, min_count: int = 20) -> list[Signature]:
         """Signatures seen often enough to be worth a specialization, the most frequent first."""
@@ -219,3 +214,4 @@ class Traffic:
 class _ModelTraffic:
     signatures: SpaceSaving
     seconds: float = 0.0
+    num_since_halved: int = 0

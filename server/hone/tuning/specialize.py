@@ -27,6 +27,7 @@ from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
 from hone.tuning.measure import Clock, Comparison, NotMeasured, Patience, Plan
 from hone.tuning.plans import InstancesOf, better, measure_plans
+from hone.tuning.running_time import RunningTimeView
 from hone.tuning.samples import unpack
 from hone.tuning.trial import NoTrial, Trial, gather
 from hone.tuning.wire import Message
@@ -121,12 +122,15 @@ class Work:
     cache_bytes: int
     samples: Sequence[InputSet]
     activity: Callable[[], Activity]
+    running_seconds: Callable[[], float]
+    """Since the process began, without those in which it was paused or waited for a processor."""
     patience: Patience = field(default_factory=Patience)
 
     @classmethod
     def from_spec(cls, spec: Message) -> Work:
         board = spec.get("activity")
         samples = spec.get("samples")
+        running = spec.get("running_time")
         return cls(
             path=Path(spec["path"]),
             max_batch_size=int(spec["max_batch_size"]),
@@ -139,6 +143,7 @@ class Work:
             cache_bytes=int(spec.get("cache_bytes", 32 << 20)),
             samples=unpack(samples) if samples is not None else (),
             activity=ActivityView(board).read if board is not None else lambda: Activity(0, 0),
+            running_seconds=RunningTimeView(running).read if running is not None else _since_now(),
         )
 
 
@@ -165,12 +170,11 @@ def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Led
     transfers = CudaTransfers.load() if settings.gpu is not None else None
     baseline = load_baseline(work.path, settings, transfers, falls_back=False, reserve_bytes=GPU_RESERVE_BYTES)
     tasks = spec["tasks"]
-    began = time.monotonic()
     passed_rows: list[int] = [int(rows) for rows in spec.get("passed_rows", ())]
     plain_speedups: dict[Signature, float] = {}
     for i, task in enumerate(tasks):
         signature = Signature.from_json(task["signature"])
-        remaining = max(1.0, work.seconds - (time.monotonic() - began)) / (len(tasks) - i)
+        remaining = max(1.0, work.seconds - work.running_seconds()) / (len(tasks) - i)
         told = _Progress(emit, i, len(tasks), signature)
         below = max((rows for rows in passed_rows if rows < signature.rows), default=0)
         mode, to_beat = task["mode"], plain_speedups.get(signature, task.get("plain_speedup"))
@@ -181,6 +185,12 @@ def specialize_all(spec: Message, emit: Emit, compile_step: Compile, ledger: Led
             if mode == "plain" or task.get("is_plain"):
                 plain_speedups[signature] = float(outcome["verdict"]["speedup"])
         emit("specialized", index=i, **outcome)
+
+
+def _since_now() -> Callable[[], float]:
+    """For a process that nobody pauses."""
+    began = time.monotonic()
+    return lambda: time.monotonic() - began
 
 
 class _Progress:

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from hone.errors import InvalidRequest
+from hone.errors import InvalidRequest, Unavailable
 from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book, Place, TunerCounters
-from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds
+from hone.tuning.child_process import JobCause
+from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds, held_then
 from hone.tuning.jobs import Devices, JobQueue
 from hone.tuning.lanes import Lanes
 from hone.tuning.maker import MAX_REMEASURED, Maker, jobs_to_ask_again
@@ -41,6 +42,7 @@ _WATCH_TICK_SECONDS = 0.1
 
 #: What people are told of a job that waits.
 _FOR_TURN = "waits for its turn: one at a time is tuned on each kind of device"
+_RETIRED = "seldom used of late: its place is another's"
 _FOR_MEMORY = "waits for memory: what is tuned on another kind of device was promised more than its part"
 
 
@@ -295,8 +297,9 @@ class Tuner:
         served = {version.ref: version for version in self._models.tunable()}
         places = {(ref.model, ref.version) for ref in served}
         for ref in [ref for ref in self._book.records if ref not in served]:
-            self._leave(ref)
-            if (ref.model, ref.version) in places:
+            is_replaced = (ref.model, ref.version) in places
+            self._leave(ref, "replaced" if is_replaced else "unloaded")
+            if is_replaced:
                 self._holds.drop(ref)  # it was meant for the graph that is replaced
         for ref, version in served.items():
             record = self._book.records.get(ref)
@@ -307,7 +310,7 @@ class Tuner:
 
     def _arrive(self, version: TunableVersion) -> None:
         for old in newest_of(self._book.records, version.ref):
-            self._leave(old)
+            self._leave(old, "replaced")
         record = self._book.records[version.ref] = Record(version)
         self._planner.configure(record)
         held = self._holds.get(version.ref)
@@ -326,14 +329,14 @@ class Tuner:
         record.version, record.sampled = version, None
         self._promoter.renew(record)
         if self._planner.configure(record):
-            self._drop(record, "its tuning settings changed")
+            self._drop(record, "its tuning settings changed", "settings")
             record.buckets.clear()
         self._plan(record)
         self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
         self._settle(record)
 
-    def _leave(self, ref: VersionRef) -> None:
-        self._lanes.cancel(ref, "the model was unloaded or replaced")
+    def _leave(self, ref: VersionRef, cause: Literal["unloaded", "replaced"]) -> None:
+        self._lanes.cancel(ref, f"the model was {cause}", cause)
         self._queue.cancel(ref)
         self._promoter.forget(ref)
         self._watch.capture.allow(ref, False)
@@ -343,11 +346,17 @@ class Tuner:
 
     def _plan(self, record: Record) -> None:
         """Promote at once what the cache holds, and queue what is to be made."""
-        num_buckets = len(record.buckets)
-        for job in self._planner.wants(record):
+        ref = record.version.ref
+        before = set(record.buckets)
+        choices = self._planner.choose(record, self._lanes.at_work(ref))
+        for device, choice in choices.items():
+            for signature in choice.retired:
+                self._queue.without(ref, device, signature)
+                self._promoter.retire(record, record.buckets[device, signature], _RETIRED)
+        for job in self._planner.wants(record, choices):
             self._queue.put(job)
-        if len(record.buckets) != num_buckets or record.state == "queued":
-            self._promoter.promote(record.version.ref, but=self._lanes.at_work(record.version.ref))
+        if set(record.buckets) != before or record.state == "queued":
+            self._promoter.promote(ref, but=self._lanes.at_work(ref))
             self._settle(record)
 
     def _settle(self, record: Record) -> None:
@@ -370,9 +379,9 @@ class Tuner:
             return self._loss
         return "its input shapes are not known: name signatures in its configuration, or send requests"
 
-    def _drop(self, record: Record, reason: str) -> None:
+    def _drop(self, record: Record, reason: str, cause: JobCause) -> None:
         """Return every signature of a version to the baseline, and stop working on it."""
-        self._lanes.cancel(record.version.ref, reason)
+        self._lanes.cancel(record.version.ref, reason, cause)
         self._queue.cancel(record.version.ref)
         self._promoter.roll_back_all(record, reason)
 
@@ -386,13 +395,17 @@ class Tuner:
                 if record is not None:
                     self._follow(record, action)
                     self._book.tell(record)
+            except Unavailable as problem:
+                done.set_exception(problem)
             finally:
-                done.set_result(None)
+                if not done.done():
+                    done.set_result(None)
 
     def _follow(self, record: Record, action: str) -> None:
         if action in HOLDS:
             self._hold(record, action)
             return
+        self._check_startable(record, action)
         record.held = ""
         self._holds.drop(record.version.ref)
         record.num_starts += 1
@@ -405,9 +418,21 @@ class Tuner:
         record.state = "queued"
         self._plan(record)
 
+    @staticmethod
+    def _check_startable(record: Record, action: str) -> None:
+        """Raises Unavailable with what hinders it."""
+        model = record.version.ref.model
+        if record.mode == "off":
+            raise Unavailable(f"cannot {action} tuning of '{model}': {record.off}")
+        if action == "retune" and record.mode != "on":
+            raise Unavailable(
+                f"cannot retune '{model}': its tuning is '{record.mode}' by the server's --tuning or its configuration,"
+                " so that nothing is compiled or measured; expected 'on'"
+            )
+
     def _retune(self, record: Record) -> None:
         """Ask again for everything, whatever was said before."""
-        self._lanes.cancel(record.version.ref, "it is to be tuned anew")
+        self._lanes.cancel(record.version.ref, "it is to be tuned anew", "retuned")
         self._queue.cancel(record.version.ref)
         self._book.note(record, "retuned")
         for job in self._planner.anew(record):
@@ -415,13 +440,13 @@ class Tuner:
 
     def _hold(self, record: Record, action: str) -> None:
         """Work on it no more until it is started again. What serves goes on serving, or is rolled back too."""
-        record.held = HOLDS[action]
+        record.held = held_then(record.held, action)
         self._holds.put(record.version.ref, record.held)
         self._book.note(record, action, reason=record.held)
         if record.held not in KEEPING:
-            self._drop(record, record.held)
+            self._drop(record, record.held, "held")
         else:
-            self._lanes.cancel(record.version.ref, record.held)
+            self._lanes.cancel(record.version.ref, record.held, "held")
             self._queue.cancel(record.version.ref)
         record.settle()
 
@@ -442,7 +467,7 @@ class Tuner:
         self._loss = told = f"the GPU is lost: {reason}"
         self._devices.withdraw(gone)
         self._queue.drop(gone)
-        self._lanes.cancel_on(gone, told)
+        self._lanes.cancel_on(gone, told, "device lost")
         self._planner.lose(gone, told)
         self._promoter.lose(gone, told)
         for record in self._book.records.values():

@@ -80,3 +80,9 @@ def test_a_budget_that_is_none_is_told(given, told, capsys, tmp_path):
     assert main(["tune", "digits", "--model-repository", str(tmp_path), f"--budget-secs={given}"]) != 0
     error = capsys.readouterr().err
     assert f"--budget-secs: Input should be {told}" in error
+
+
+def test_reasons_of_several_lines_break_no_table(printed):
+    text = printed(bucket("x:FP32[1]", "failed", "it does not load:\n\n  no symbol"))
+    assert "  x:FP32[1]: it does not load: no symbol\n" in text
+    assert printed(state="off", reason="no\nsuch") == "m[b] version 1 is off\n  no such\n"

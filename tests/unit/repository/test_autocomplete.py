@@ -265,3 +265,39 @@ def test_any_graph_completes_and_stays_as_it_is(inputs, outputs, default, kept):
     if batching or kept == "input output":  # without both, a config of max_batch_size 0 asks for batching
         again = complete(partial, inputs, outputs, model="m", default_max_batch_size=default)
         assert (list(again.input), list(again.output)) == (list(config.input), list(config.output))
+
+
+ACCELERATOR = """
+optimization {{ execution_accelerators {{ {}_execution_accelerator {{
+  name: "tvm" parameters {{ key: "signatures" value: "{}" }}
+}} }} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("image:1x3x224", "input 'image': expected a shape that fits [-1, 3, 224, 224], found [1, 3, 224]"),
+        ("picture:1x3x224x224", "unknown input 'picture', expected one of ['image']"),
+        ("nonsense", "expected NAME:DIMxDIM, as in 'IN:1x3x224x224', found 'nonsense'"),
+        ("image:1x3x224x0", "expected NAME:DIMxDIM, as in 'IN:1x3x224x224', found 'image:1x3x224x0'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_signatures_that_do_not_fit_the_graph_are_refused(kind, value, reason):
+    problem = refused(ACCELERATOR.format(kind, value))
+    path = f"optimization.execution_accelerators.{kind}_execution_accelerator[0]"
+    assert (problem.field, problem.reason) == (f'{path}.parameters["signatures"]', reason)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(-1, True), (8, True), (9, False)])
+def test_signatures_fit_what_the_config_makes_of_the_graph(size, fits):
+    open_ended = [TensorSpec("image", "FP32", (-1, 3, -1, -1))]
+    config = f"""
+        max_batch_size: 2 input {{ name: "image" data_type: TYPE_FP32 dims: [ 3, {size}, {size} ] }}
+        output {{ name: "scores" data_type: TYPE_FP32 dims: 10 }} {ACCELERATOR.format("cpu", "image:1x3x8x8")}
+    """
+    if fits:
+        completed(config, open_ended)
+    else:
+        assert "expected a shape that fits [-1, 3, 9, 9]" in refused(config, open_ended).reason

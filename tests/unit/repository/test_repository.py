@@ -224,7 +224,30 @@ def test_config_name_selects_a_file_of_configs(disk):
     assert repository.read("a").config.max_batch_size == 64
     assert repository.read("b").config.max_batch_size == 1
     disk.write("a/configs/h100.pbtxt", "nonsense")
-    assert "cannot parse h100.pbtxt, line 1" in reason(repository, "a")
+    assert "cannot parse configs/h100.pbtxt, line 1" in reason(repository, "a")
+
+
+def test_a_wrong_value_is_told_with_its_file(disk):
+    told = "invalid model configuration for 'm': {}: max_batch_size: expected 0 or more, found -1"
+    disk.model("m", "max_batch_size: -1")
+    disk.write("m/configs/h100.pbtxt", "max_batch_size: -1")
+    for repository, file in (
+        (disk.repository, "config.pbtxt"),
+        (ModelRepository([disk.root], config_name="h100"), "configs/h100.pbtxt"),
+        (ModelRepository([disk.root], config_name="other"), "config.pbtxt"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            repository.read("m")
+        assert (caught.value.file, str(caught.value)) == (file, told.format(file))
+    with pytest.raises(ConfigError) as caught:
+        disk.repository.read("m", LoadParameters(config='{"max_batch_size": -1}'))
+    assert str(caught.value) == told.format("the load request")
+
+
+def test_a_label_file_that_is_not_there_is_told_with_the_file_that_names_it(disk):
+    disk.model("m", "output { name: 'OUT' data_type: TYPE_FP32 dims: 4 label_filename: 'absent.txt' }")
+    with pytest.raises(ConfigError, match=r"'m': config\.pbtxt: output\[0\]\.label_filename: cannot read 'absent.txt'"):
+        disk.repository.read("m")
 
 
 def test_a_config_override_replaces_the_file(disk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -110,6 +111,25 @@ async def test_load_unload_and_what_is_said_meanwhile(world):
     await settled(lambda: world.index() == {("m", "1"): ("UNAVAILABLE", "unloaded")})
     assert world.registry.all_ready()
     await world.lifecycle.unload("never heard of")
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (CONFIG.replace('"OUT"', '"OTHER"'), "output[0].name"),
+        (
+            CONFIG + 'optimization { execution_accelerators { cpu_execution_accelerator { name: "tvm" '
+            'parameters { key: "signatures" value: "OTHER:4" } } } }',
+            'optimization.execution_accelerators.cpu_execution_accelerator[0].parameters["signatures"]',
+        ),
+    ],
+    ids=["an output", "signatures"],
+)
+async def test_what_does_not_fit_the_graph_is_told_with_file_and_field(world, config, field):
+    world.write("m", "one", config=config)
+    with pytest.raises(LoadFailed, match=re.escape(f"invalid model configuration for 'm': config.pbtxt: {field}: ")):
+        await world.lifecycle.load("m")
+    assert world.engines["one"].closed
 
 
 async def test_whoever_wants_to_know_is_told_when_other_versions_answer(world):

@@ -88,7 +88,7 @@ class Serving:
         for stack in self.routes.values():
             for at, (number, _) in enumerate(stack):
                 if number == generation:
-                    del stack[at]
+                    stack.pop(at)[1].engine.close()
                     return True
         return False
 

@@ -56,6 +56,37 @@ def test_what_was_returned_to_the_baseline_stays_there_until_started(rigs, actio
     assert len(rig.children()) == 1, "all from the cache"
 
 
+@pytest.mark.parametrize("first", ["pin_baseline", "roll_back"])
+@pytest.mark.parametrize("second", ["pause", "cancel"])
+def test_what_was_returned_to_the_baseline_stays_there_when_it_is_paused_or_cancelled_then(rigs, first, second):
+    rig = rigs()
+    rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    act(rig, first)
+    act(rig, second)
+    assert (rig.status()["state"], rig.status()["reason"]) == ("baseline", HOLDS[first])
+    assert rig.status()["history"][-1]["event"] == second
+    rig = rigs()
+    rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    assert rig.serving.running() == {}
+    assert (rig.status()["state"], rig.status()["reason"]) == ("baseline", HOLDS[first])
+
+
+@pytest.mark.parametrize("action", ["pin_baseline", "roll_back"])
+def test_what_was_paused_may_be_returned_to_the_baseline(rigs, action):
+    rig = rigs()
+    rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    act(rig, "pause")
+    act(rig, action)
+    assert rig.serving.running() == {}
+    rig = rigs()
+    rig.model({"*": PASS}, max_batch_size=2)
+    rig.run()
+    assert rig.serving.running() == {}
+
+
 @pytest.mark.parametrize("action", ["pause", "cancel"])
 def test_what_served_when_it_was_paused_serves_again_and_nothing_is_made(rigs, action):
     rig = rigs()

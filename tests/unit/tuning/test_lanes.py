@@ -262,7 +262,7 @@ def test_unloading_cancels_all(rig):
     step_until(rig, lambda: len(rig.children()) == 2)
     rig.serving.unload(ref)
     rig.run()
-    assert rig.tuner.counters.jobs == {("cancelled", "error"): 2}
+    assert rig.tuner.counters.jobs == {("cancelled", "unloaded"): 2}
 
 
 # --- while one measures, others stand still

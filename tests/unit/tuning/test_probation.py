@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,28 @@ def test_a_server_that_lives_is_not_dead(tmp_path):
     assert len(deaths_in(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("how", [[], ["-a"]], ids=["copied", "copied with its times"])
+def test_a_copy_of_a_living_servers_notes_is_no_death(tmp_path, how, caplog):
+    caplog.set_level(logging.INFO)
+    process = server(tmp_path / "own", main_runs="a")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", *how, tmp_path / "own", copy], check=True)
+    assert deaths_in(copy) == []
+    assert list(copy.iterdir()) == [], "nobody needs them"
+    assert "are copies" in caplog.text
+    end(process, signal.SIGSEGV)
+    assert deaths_in(tmp_path / "own") == [Death("SIGSEGV", (A,), (B,))], "its own are as they were"
+
+
+def test_a_copy_of_a_dead_servers_notes_is_no_second_death(tmp_path, caplog):
+    end(server(tmp_path / "own", main_runs="a"), signal.SIGSEGV)
+    shutil.copytree(tmp_path / "own", tmp_path / "copy")
+    assert deaths_in(tmp_path / "copy") == []
+    assert "died of a fault" not in caplog.text
+    (tmp_path / "own").rename(tmp_path / "moved")
+    assert deaths_in(tmp_path / "moved") == [Death("SIGSEGV", (A,), (B,))], "what is moved is no copy"
+
+
 def test_a_death_with_nothing_on_probation_is_nobodys_fault(tmp_path):
     first = Probation(tmp_path)
     first.open()
@@ -181,8 +204,14 @@ def test_a_fault_keeps_the_generation_out_and_lesser_suspicions_do_the_second_ti
     assert "quarantined model a (artifact aaaaaaaaaaaa): a server died of SIGSEGV while it ran" in caplog.text
     promoter.blame([Death("SIGSEGV", (), (B,))])
     assert B.artifact not in rig.cache.out
+    first = (
+        "model b (artifact bbbbbbbbbbbb): a server died of SIGSEGV, though not while it ran, while it was on probation"
+    )
+    assert f"{first}; another time it is quarantined" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     promoter.blame([Death("", (), (B,))])
-    assert "without a word" in rig.cache.out[B.artifact]
+    assert rig.cache.out[B.artifact] == "a server died without a word while it was on probation"
+    assert "two servers" not in caplog.text
     late = Served(C.artifact, "cpu", C.name, on_probation=False)
     promoter.blame([Death("SIGILL", (late,))])
     assert C.artifact not in rig.cache.out

@@ -5,9 +5,16 @@ import threading
 import numpy as np
 import pytest
 
+from hone.repository import parse_signatures
 from hone.specialization import Signature
 from hone.tuning.settings import model_tuning
-from hone.tuning.signatures import SpaceSaving, Traffic, batch_buckets, parse_signatures, wanted_signatures
+from hone.tuning.signatures import (
+    SpaceSaving,
+    Traffic,
+    batch_buckets,
+    seen_signatures,
+    wanted_signatures,
+)
 from hone.types import TensorSpec
 
 IMAGE = TensorSpec("IMAGE", "FP32", (-1, 3, -1, -1))
@@ -46,10 +53,19 @@ def test_models_that_do_not_batch_get_their_own_shape():
     assert wanted_signatures([TensorSpec("IN", "FP32", (-1, 4))], 0) == []
 
 
-def test_variable_shapes_come_from_names_and_traffic_and_are_limited():
-    named, seen = one(1, 3), one(7, 5)
-    wanted = wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 2, named=[named], frequent=[seen, named], limit=3)
-    assert [s.text for s in wanted] == ["IN:FP32[1,3]", "IN:FP32[2,3]", "IN:FP32[1,5]"]
+def test_variable_shapes_come_from_names_and_traffic():
+    wanted = wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 2, named=[one(1, 3)])
+    assert [s.text for s in wanted] == ["IN:FP32[1,3]", "IN:FP32[2,3]"]
+    assert seen_signatures([one(7, 5), one(2, 5)], 2) == [one(1, 5), one(2, 5)]
+    assert seen_signatures([one(7, 5), one(2, 5)], 0) == [one(7, 5), one(2, 5)]
+
+
+def test_what_has_no_items_is_left_to_the_baseline():
+    empty, some = one(1, 0), one(1, 3)
+    assert seen_signatures([empty, some], 0) == [some]
+    assert wanted_signatures([TensorSpec("IN", "FP32", (-1, -1))], 2, named=[empty]) == []
+    assert wanted_signatures([TensorSpec("IN", "FP32", (-1, 0))], 2) == []
+    assert seen_signatures([one(0, 3)], 1) == [some]
 
 
 def test_signatures_in_the_configuration():
@@ -153,6 +169,21 @@ def test_traffic_tells_frequent_signatures_and_shares_of_time():
     assert traffic.time_share("unknown", 1) == 0.0
     traffic.forget("m", 1)
     assert traffic.time_share("other", 1) == pytest.approx(1.0)
+
+
+def test_traffic_of_late_counts_more_than_what_came_before():
+    traffic = Traffic(span=1000)
+    for _ in range(10_000):
+        traffic.ran("m", 1, one(1, 4), 0.01)
+    assert traffic.counts("m", 1)[one(1, 4)] < 2000
+    for _ in range(3000):
+        traffic.ran("m", 1, one(1, 5), 0.01)
+    counts = traffic.counts("m", 1)
+    assert counts[one(1, 5)] > 4 * counts[one(1, 4)]
+    assert traffic.frequent("m", 1)[0] == one(1, 5)
+    traffic.ran("other", 1, one(1, 4), 130.0)
+    assert sum(traffic.shares("m", 1).values()) == pytest.approx(0.5), "as much engine time as the other has had"
+    assert traffic.counts("unknown", 1) == {}
 
 
 def test_traffic_takes_fixed_memory():

@@ -13,6 +13,7 @@ from hone.specialization import Signature
 from hone.tuning import specialize, trial
 from hone.tuning.inputs import Domain, InputSet, draw
 from hone.tuning.measure import Comparison, Plan, median_of
+from hone.tuning.running_time import RunningTime
 from hone.tuning.samples import pack
 from hone.tuning.specialize import Compiled, NotCompiled, specialize_all
 from hone.types import TensorSpec
@@ -446,3 +447,23 @@ def test_a_real_measurement_of_two_engines():
     plan = Plan(looks=(10,), seconds=5.0)
     subject = trial.Trial(Slow(), Engine(), [], signature, evidence, "f32", None, plan=plan)
     assert subject.measure().speedup > 2
+
+
+# --- time
+
+
+def test_time_is_shared_out_by_what_the_process_ran_not_by_the_clock(tmp_path, monkeypatch):
+    given = []
+    with RunningTime() as running:
+        job = Job(tmp_path, monkeypatch, running_time=running.descriptor)
+        build = job.compiler.build
+
+        def waits_for_a_processor(signature, digest, seconds, tell):
+            given.append(seconds)
+            running.tell(10.0 * len(given))  # whatever time has passed on the wall
+            return build(signature, digest, seconds, tell)
+
+        monkeypatch.setattr(job.compiler, "build", waits_for_a_processor)
+        running.tell(6.0)
+        job.run()
+    assert given == [(60 - 6) / 3, (60 - 10) / 2, 60 - 20]

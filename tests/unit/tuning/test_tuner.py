@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 
 import numpy as np
 import pytest
 
-from hone.errors import EngineBusy, EngineError, InvalidRequest, NotFound
+from hone.errors import EngineBusy, EngineError, InvalidRequest, NotFound, Unavailable
+from hone.specialization import Signature
 from hone.tuning.budget import Budget
 from hone.tuning.inputs import InputSet
+from hone.tuning.metrics import JOB_ENDS
 from hone.types import TensorSpec
 from tests.running import wait_until
 from tests.unit.tuning.fakes import PASS, SCRIPT, Engine, Rig
@@ -312,14 +316,21 @@ def test_variable_shapes_wait_for_traffic(rig):
     rig.run()
     assert rig.status()["state"] == "baseline"
     assert "its input shapes are not known" in rig.status()["reason"]
-    from hone.specialization import Signature
-
     for _ in range(30):
         rig.traffic.ran("m", 1, Signature.of([("IN", "FP32", (1, 7))]), 0.001)
     rig.pass_time(60)
     rig.run()
     assert set(rig.serving.running()) == {"IN:FP32[1,7]", "IN:FP32[2,7]"}
     assert rig.children()[0][0][0] == rig.key(ref, "IN:FP32[1,7]")
+
+
+def test_requests_without_items_are_the_baselines_and_say_nothing_of_the_model(rig):
+    rig.model({"*": {"outcome": "unsupported", "reason": "Divide by zero"}}, baseline=Engine(shape=(-1, -1)))
+    for _ in range(100):
+        rig.traffic.ran("m", 1, Signature.of([("IN", "FP32", (1, 0))]), 0.001)
+    rig.run()
+    assert rig.children() == []
+    assert (rig.status()["state"], rig.buckets()) == ("baseline", {})
 
 
 def test_named_signatures_and_warmup_samples_count(rig):
@@ -357,7 +368,7 @@ def test_unloading_cancels_the_child_and_forgets_the_model(rig):
     assert not thread.is_alive()
     with pytest.raises(NotFound):
         rig.status()
-    assert rig.tuner.counters.jobs == {("cancelled", "error"): 1}
+    assert rig.tuner.counters.jobs == {("cancelled", "unloaded"): 1}
 
 
 def test_a_reload_with_another_graph_never_gets_the_old_ones_module(rig):
@@ -374,6 +385,32 @@ def test_a_reload_with_another_graph_never_gets_the_old_ones_module(rig):
     rig.run()
     assert {key[0] for key, stack in rig.serving.routes.items() if stack} == {new}
     assert all(one.artifact == rig.key(new, ONE) for stack in rig.serving.routes.values() for _, one in stack)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda rig: rig.model({"*": PASS}, graph="g2"), "replaced"),
+        (lambda rig: rig.model({"*": PASS}, parameters={"precision": "bf16"}), "settings"),
+        (lambda rig: rig.tuner.act("m", "", "pause"), "held"),
+        (lambda rig: rig.tuner.act("m", "", "roll_back"), "held"),
+        (lambda rig: rig.model({"*": PASS}) and rig.tuner.act("m", "", "retune"), "retuned"),
+    ],
+    ids=["another graph", "another precision", "paused", "rolled back", "retuned"],
+)
+def test_a_child_that_is_ended_for_something_is_counted_with_it(rig, change, cause):
+    rig.model({"*": "hang"}, max_batch_size=1)
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    wait_until(rig.children, "the child works")
+    if cause == "replaced":
+        rig.serving.unload(next(iter(rig.serving.versions)))
+    change(rig)
+    rig.tuner.wake()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert rig.tuner.counters.jobs["cancelled", cause] == 1
+    assert set(rig.tuner.counters.jobs) <= set(JOB_ENDS)
 
 
 def test_a_waiting_job_of_an_older_graph_is_replaced(rig):
@@ -425,8 +462,6 @@ def test_another_precision_makes_other_specializations(rig):
 
 
 def test_the_busiest_model_comes_first(rig):
-    from hone.specialization import Signature
-
     for name in ("idle", "busy", "less"):
         rig.model({"*": PASS}, name=name, max_batch_size=1)
     some = Signature.of([("IN", "FP32", (1, 4))])
@@ -511,6 +546,74 @@ def test_pausing_ends_the_child_and_starting_goes_on(rig):
     rig.tuner.act("m", "1", "start")
     rig.run()
     assert rig.status()["state"] == "tuned"
+
+
+@pytest.mark.parametrize("action", ["start", "retune"])
+@pytest.mark.parametrize(
+    ("mode", "parameters", "why"),
+    [
+        ("off", {}, "by the server's --tuning off"),
+        ("on", {"tuning": "off"}, "by its configuration"),
+        ("on", {"signatures": "OTHER:1x4"}, "signatures: unknown input 'OTHER'"),
+    ],
+)
+def test_what_is_off_cannot_be_started_and_says_why(tmp_path, action, mode, parameters, why):
+    rig = Rig(tmp_path, mode=mode)
+    rig.model({"*": PASS}, parameters=parameters)
+    rig.run()
+    told = rig.status()
+    assert (told["state"], why in told["reason"]) == ("off", True), told["reason"]
+    done = rig.tuner.act("m", "", action)
+    rig.run()
+    with pytest.raises(Unavailable, match=rf"cannot {action} tuning of 'm': .*{re.escape(why)}"):
+        done.result(0)
+    assert rig.status() == told, "nothing was begun"
+    assert rig.tuner.stop()
+
+
+def test_only_what_may_compile_is_tuned_anew(tmp_path):
+    rig = Rig(tmp_path, mode="cache")
+    ref = rig.model({"*": PASS})
+    rig.cache.put(rig.key(ref, ONE))
+    rig.run()
+    done = rig.tuner.act("m", "", "retune")
+    rig.run()
+    with pytest.raises(Unavailable, match=r"cannot retune 'm': .*'cache'"):
+        done.result(0)
+    assert set(rig.serving.running()) == {ONE}
+    assert "retuned" not in rig.events()
+    assert rig.tuner.stop()
+
+
+@pytest.mark.parametrize("action", ["pause", "cancel", "roll_back", "pin_baseline"])
+def test_progress_after_a_hold_is_what_was_done(rig, action):
+    rig.model({"*": PASS, TWO: "hang"}, max_batch_size=2)
+    thread = threading.Thread(target=rig.run)
+    thread.start()
+    wait_until(lambda: rig.children() and rig.status()["progress"] > 0.6, "the child works on the second")
+    rig.tuner.act("m", "", action)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert rig.status()["progress"] == 0.5
+    rig.tuner.act("m", "", "start")
+    rig.tuner.attend()
+    assert rig.status()["progress"] == 0.0
+
+
+def test_reasons_are_one_line_wherever_they_come_from(rig):
+    def refuse(digest):
+        raise EngineError("module.so does not load:\n  no symbol f\n\n  no symbol g")
+
+    ref = rig.model({"*": PASS})
+    rig.cache.put(rig.key(ref, TWO), "refused")
+    rig.cache.known[rig.key(ref, TWO)] = dataclasses.replace(rig.cache.known[rig.key(ref, TWO)], reason="slow\nvery")
+    rig.make_engine = refuse
+    rig.run()
+    told = rig.status()
+    reasons = [told["reason"], *(one.get("reason", "") for one in (*told["buckets"], *told["history"]))]
+    assert any("module.so does not load: no symbol f no symbol g" in reason for reason in reasons)
+    assert "slow very" in reasons
+    assert [reason for reason in reasons if "\n" in reason] == []
 
 
 def test_cancelling_keeps_what_serves(rig):
@@ -634,7 +737,7 @@ def test_the_thread_works_until_stopped_and_ends_its_child(rig):
     rig.tuner.start()
     wait_until(rig.children, "the child works")
     assert rig.tuner.stop(30)
-    assert rig.tuner.counters.jobs == {("cancelled", "error"): 1}
+    assert rig.tuner.counters.jobs == {("cancelled", "stopped"): 1}
 
 
 def test_an_unexpected_error_does_not_end_tuning(rig, caplog):

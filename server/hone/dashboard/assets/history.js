@@ -3,8 +3,8 @@
 import { badge, el, table } from "./dom.js";
 import { milliseconds, small, times } from "./format.js";
 
-const KINDS = { promoted: "tuned", passed: "passed", refused: "refused", failed: "failed", child_failed: "failed", rolled_back: "rolled_back", quarantined: "failed", unsupported: "unsupported" };
-const SWAPS = { promoted: "promoted", rolled_back: "rolled-back", quarantined: "rolled-back" };
+const KINDS = { promoted: "tuned", passed: "passed", refused: "refused", failed: "failed", child_failed: "failed", rolled_back: "rolled_back", retired: "rolled_back", quarantined: "failed", unsupported: "unsupported" };
+const SWAPS = { promoted: "promoted", rolled_back: "rolled-back", retired: "rolled-back", quarantined: "rolled-back" };
 
 export function drawHistory(place, history, key) {
   if (!history.length) {
