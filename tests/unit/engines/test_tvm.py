@@ -141,6 +141,39 @@ def test_output_that_is_a_weight_is_copied(tmp_path, runtime):
     np.testing.assert_array_equal(y, weight + 1)
 
 
+@pytest.mark.parametrize("outputs", [["w"], ["w", "y"], ["y", "w"], ["v", "w"], ["w", "a"], ["q"], ["q", "y"]])
+def test_outputs_that_hang_on_no_input(tmp_path, runtime, outputs):
+    """Weights, also quantized ones, that are outputs as they are: alone, beside each other, and beside a result."""
+    weights = {
+        "weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "other": np.arange(10, dtype=np.float32) / 3,
+        "quantized": np.arange(-6, 6, dtype=np.int8).reshape(3, 4),
+        "scale": np.array(0.5, np.float32),
+    }
+    nodes = {
+        "w": ("Identity", ["weight"], ["w"], {}),
+        "a": ("Identity", ["weight"], ["a"], {}),
+        "v": ("Identity", ["other"], ["v"], {}),
+        "q": ("DequantizeLinear", ["quantized", "scale"], ["q"], {}),
+        "y": ("Add", ["x", "weight"], ["y"], {}),
+    }
+    shapes = {name: [10] if name == "v" else [3, 4] for name in outputs}
+    model = save_model(
+        tmp_path / "model.onnx",
+        [nodes[name] for name in outputs],
+        {"x": ("float32", [3, 4])},
+        {name: ("float32", shape) for name, shape in shapes.items()},
+        weights,
+    )
+    instance = load(compile_to(tmp_path / "artifact", model), runtime).instantiate()
+    x = np.ones((3, 4), np.float32)
+    results = instance.run({"x": x}, outputs)
+    for got, expected in zip(results, baseline(model, {"x": x}, outputs), strict=True):
+        np.testing.assert_array_equal(got, expected)
+        got[...] = 7  # whoever gets an answer may do with it as they like
+    np.testing.assert_array_equal(instance.run({"x": x}, outputs[:1])[0], baseline(model, {"x": x}, outputs[:1])[0])
+
+
 def test_picks_outputs_by_name(tmp_path, runtime):
     model = save_model(
         tmp_path / "model.onnx",
