@@ -22,7 +22,7 @@ from typing import Any
 
 import tvm_ffi.libinfo
 
-from hone.compiler.build import BuildFailed
+from hone.compiler.build import BuildFailed, CompilerEnded, tells_of_want
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.templates.cutlass.resources import KernelResources, parse_resources
 from hone.compiler.templates.cutlass.slots import compiler_slot
@@ -56,13 +56,12 @@ class ToolchainMissing(BuildFailed):
         super().__init__("CUDA toolchain", problem)
 
 
-class NvccFailed(Exception):
-    """nvcc refused a source: its first error, and all that it said in `log`."""
+class NvccFailed(CompilerEnded):
+    """The message has nvcc's first error."""
 
     def __init__(self, ended: str, log: str, *, is_refusal: bool = False) -> None:
         self.log = log
         self.is_refusal = is_refusal
-        """The compiler ran to its end and said no: trying again gives the same."""
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
         super().__init__(f"nvcc {ended}: {(errors or lines or ['no message'])[0]}")
@@ -135,7 +134,8 @@ class CudaToolchain:
                 seconds = time.monotonic() - started
         log = ran.stdout + ran.stderr
         if ran.returncode != 0:
-            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=ran.returncode > 0 and "error" in log)
+            is_refusal = ran.returncode > 0 and "error" in log and not tells_of_want(log)
+            refused = NvccFailed(_ended(ran.returncode), log, is_refusal=is_refusal)
             raise BuildFailed("a CUTLASS kernel", refused) from refused
         return CompileReport(log, parse_resources(log), seconds)
 
