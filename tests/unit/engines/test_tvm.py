@@ -174,6 +174,45 @@ def test_outputs_that_hang_on_no_input(tmp_path, runtime, outputs):
     np.testing.assert_array_equal(instance.run({"x": x}, outputs[:1])[0], baseline(model, {"x": x}, outputs[:1])[0])
 
 
+WITHOUT_VECTORS = {
+    "tan": [("Tan", ["x"], ["y"], {})],
+    "sinh": [("Sinh", ["x"], ["y"], {})],
+    "cosh": [("Cosh", ["x"], ["y"], {})],
+    "sin / cos": [("Sin", ["x"], ["s"], {}), ("Cos", ["x"], ["c"], {}), ("Div", ["s", "c"], ["y"], {})],
+    "sum of tan": [("Tan", ["x"], ["t"], {}), ("ReduceSum", ["t", "axes"], ["y"], {"keepdims": 1})],
+    "tan - largest": [
+        ("Tan", ["x"], ["t"], {}),
+        ("ReduceMax", ["t"], ["m"], {"axes": [1]}),
+        ("Sub", ["t", "m"], ["y"], {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_VECTORS)
+def test_functions_of_which_llvm_makes_no_right_vectors(tmp_path, runtime, what):
+    x = np.linspace(-1.5, 1.5, 8 * 96, dtype=np.float32).reshape(8, 96)
+    nodes = WITHOUT_VECTORS[what]
+    shape = [8, 1] if what == "sum of tan" else [8, 96]
+    axes = {"axes": np.array([1], np.int64)}
+    model = save_model(tmp_path / "m.onnx", nodes, {"x": ("float32", [8, 96])}, {"y": ("float32", shape)}, axes)
+    (y,) = load(compile_to(tmp_path / "artifact", model), runtime).instantiate().run({"x": x}, ["y"])
+    np.testing.assert_allclose(y, baseline(model, {"x": x}, ["y"])[0], rtol=1e-5, atol=1e-4)
+
+
+def test_tiles_of_powers_of_two(tmp_path, runtime):
+    """LLVM makes wrong code of the remainders by which TVM tiles, on CPUs with AVX-512."""
+    model = save_model(
+        tmp_path / "model.onnx",
+        [("Tile", ["x", "repeats"], ["y"], {})],
+        {"x": ("float32", [2, 3, 4, 5])},
+        {"y": ("float32", [14, 18, 16, 10])},
+        {"repeats": np.array([7, 6, 4, 2], np.int64)},
+    )
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    (y,) = load(compile_to(tmp_path / "artifact", model), runtime).instantiate().run({"x": x}, ["y"])
+    np.testing.assert_array_equal(y, np.tile(x, (7, 6, 4, 2)))
+
+
 def test_picks_outputs_by_name(tmp_path, runtime):
     model = save_model(
         tmp_path / "model.onnx",

@@ -63,6 +63,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "SpaceToDepth": elementary.space_to_depth,
         "Split": empty.split,
         "TensorScatter": sequences.tensor_scatter,
+        "Tile": elementary.tile,
     }
 )
 

@@ -15,6 +15,11 @@ _SPATIAL, _REDUCTION = 0, 2
 
 #: Operations that an arithmetic function of one argument stands for, roughly.
 _CALL_OPERATIONS = {"tirx.exp": 20, "tirx.tanh": 25, "tirx.erf": 30, "tirx.log": 20, "tirx.sigmoid": 22, "tirx.pow": 40}
+#: LLVM 22 makes wrong vectors of these, or none: of a tangent, and of a sine and a cosine in one loop, which it
+#: computes together. Of single numbers its code is right.
+_WITHOUT_VECTORS = tuple(
+    frozenset(f"tirx.{name}" for name in names) for names in (("tan",), ("sinh",), ("cosh",), ("sin", "cos"))
+)
 
 
 class NotApplicable(Exception):
@@ -50,6 +55,8 @@ class Block:
     loops: tuple[Loop, ...]
     operations: int
     num_bytes: int
+    has_vectors: bool
+    """Whether LLVM makes right vectors of its arithmetic."""
 
     @property
     def spatial(self) -> tuple[Loop, ...]:
@@ -113,6 +120,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
         ),
         operations=_operations(block.body),
         num_bytes=sum(_num_bytes(region.source) for region in (*block.reads, *block.writes)),
+        has_vectors=not any(names <= _functions(block.body) for names in _WITHOUT_VECTORS),
     )
 
 
@@ -188,6 +196,13 @@ def _operations(body: Any) -> int:
     kinds = (ir.Call, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
     tvm_ffi.structural.structural_walk(body, (kinds, see))
     return max(count, 1)
+
+
+def _functions(body: Any) -> set[str]:
+    """Names of the functions that are called."""
+    names: set[str] = set()
+    tvm_ffi.structural.structural_walk(body, (ir.Call, lambda call: names.add(str(getattr(call.op, "name", "")))))
+    return names
 
 
 def _num_bytes(buffer: Any) -> int:
