@@ -213,6 +213,21 @@ def test_tiles_of_powers_of_two(tmp_path, runtime):
     np.testing.assert_array_equal(y, np.tile(x, (7, 6, 4, 2)))
 
 
+@pytest.mark.parametrize("operator", ["Sin", "ReduceSum"])
+def test_inputs_without_items(tmp_path, runtime, operator):
+    model = save_model(
+        tmp_path / "model.onnx",
+        [("Sin", ["x"], ["y"], {}) if operator == "Sin" else ("ReduceSum", ["x", "axes"], ["y"], {})],
+        {"x": ("float32", [2, 0, 4])},
+        {"y": ("float32", [2, 0, 4] if operator == "Sin" else [2, 0, 1])},
+        {} if operator == "Sin" else {"axes": np.array([2], np.int64)},
+    )
+    instance = load(compile_to(tmp_path / "artifact", model), runtime).instantiate()
+    for x in (np.empty((2, 0, 4), np.float32), aligned_empty((2, 0, 4), np.float32)):
+        (y,) = instance.run({"x": x}, ["y"])
+        assert y.shape == baseline(model, {"x": x}, ["y"])[0].shape
+
+
 def test_picks_outputs_by_name(tmp_path, runtime):
     model = save_model(
         tmp_path / "model.onnx",

@@ -86,7 +86,7 @@ def root_blocks(schedule: Schedule) -> list[Any]:
 
 
 def read_block(schedule: Schedule, rv: Any) -> Block | None:
-    """The block, or None where its loops are not plain (opaque code, sizes known at run time only)."""
+    """The block, or None where its loops are not plain (opaque code, sizes known at run time only) or never run."""
     block = schedule.get(rv)
     loops = schedule.get_loops(rv)
     variables = list(block.iter_vars)
@@ -96,7 +96,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
     if kinds != sorted(kinds) or not set(kinds) <= {_SPATIAL, _REDUCTION}:
         return None
     extents = [_extent(schedule.get(loop)) for loop in loops]
-    if None in extents:
+    if None in extents or 0 in extents:
         return None
     sizes = [int(extent) for extent in extents if extent is not None]
     analyzer = sym.Analyzer()
