@@ -3,7 +3,8 @@
     python -m benchmarks.onnx_coverage                 # everything, going on where an earlier run stopped
     python -m benchmarks.onnx_coverage --only Conv     # cases whose name contains a text; the table is left alone
 
-Each case is imported, compiled for the CPU without tuning, run, and compared, in a child process, since some crash it.
+Each case is imported, compiled for the CPU by hone's own pipeline (no search: every template has its first guess), run
+by the engine that serves tuned models, and compared, in a child process, since some crash it.
 Results are kept in build/onnx_coverage/ as JSON lines; docs/onnx_coverage.md is written from them at the end.
 """
 
@@ -24,13 +25,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 
 from hone.types import BYTES, NUMPY_DTYPES
+
+if TYPE_CHECKING:
+    from benchmarks.onnx_coverage_engine import TunedEngines
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "onnx_coverage" / "results.jsonl"
@@ -55,7 +59,7 @@ DATATYPES = {dtype: datatype for datatype, dtype in NUMPY_DTYPES.items() if data
 #: Absolute differences that count as none.
 NEAR = {"FP16": 2e-3, "FP32": 1e-4, "FP64": 1e-7}
 
-CASE_SECONDS = 120.0
+CASE_SECONDS, MODEL_SECONDS = 120.0, 600.0
 MAX_WORKERS = 2
 
 
@@ -87,9 +91,13 @@ def work() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what compilers print must not mix with the answers
     warnings.simplefilter("ignore")
+    from benchmarks.onnx_coverage_engine import TunedEngines
+
     cases = node_cases()
-    for line in sys.stdin:
-        print(json.dumps(dataclasses.asdict(examine(line.strip(), cases))), file=answers, flush=True)
+    with tempfile.TemporaryDirectory(prefix="onnx-coverage-") as folder:
+        engines = TunedEngines(Path(folder))
+        for line in sys.stdin:
+            print(json.dumps(dataclasses.asdict(examine(engines, line.strip(), cases))), file=answers, flush=True)
 
 
 def node_cases() -> dict[str, Any]:
@@ -99,15 +107,19 @@ def node_cases() -> dict[str, Any]:
     return {case.name: case for case in collect_testcases(None)}
 
 
-def examine(name: str, cases: Mapping[str, Any]) -> Outcome:
+def examine(engines: TunedEngines, name: str, cases: Mapping[str, Any]) -> Outcome:
     """Import, compile, run and compare one case."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="onnx-coverage-") as folder:
-        outcome = _examine_model(name) if name in REAL_MODELS else _examine_case(name, cases[name], Path(folder))
+        outcome = (
+            _examine_model(engines, name)
+            if name in REAL_MODELS
+            else _examine_case(engines, name, cases[name], Path(folder))
+        )
     return dataclasses.replace(outcome, seconds=round(time.monotonic() - started, 2))
 
 
-def _examine_case(name: str, case: Any, folder: Path) -> Outcome:
+def _examine_case(engines: TunedEngines, name: str, case: Any, folder: Path) -> Outcome:
     import onnx
     from onnx import numpy_helper
 
@@ -126,7 +138,7 @@ def _examine_case(name: str, case: Any, folder: Path) -> Outcome:
     reference = _reference(path, given)
     if isinstance(reference, str):
         return Outcome(name, operators, "reference", reason=reference)
-    outcome = _try(name, operators, path, given, reference)
+    outcome = _try(engines, name, operators, path, given, reference)
     if outcome.stage == "ok" or len(given) < 2:
         return outcome
     # As models have it: all inputs but the first are constants.
@@ -135,7 +147,7 @@ def _examine_case(name: str, case: Any, folder: Path) -> Outcome:
     constant.CopyFrom(case.model)
     constant.graph.initializer.extend(numpy_helper.from_array(given[other], other) for other in others)
     onnx.save(constant, path)
-    second = _try(name, operators, path, {first: given[first]}, reference)
+    second = _try(engines, name, operators, path, {first: given[first]}, reference)
     order = ("import", "compile", "run", "match", "ok")
     return (
         dataclasses.replace(second, constants=True)
@@ -144,7 +156,7 @@ def _examine_case(name: str, case: Any, folder: Path) -> Outcome:
     )
 
 
-def _examine_model(name: str) -> Outcome:
+def _examine_model(engines: TunedEngines, name: str) -> Outcome:
     import onnx
     import onnxruntime as ort
 
@@ -162,7 +174,7 @@ def _examine_model(name: str) -> Outcome:
         else:  # bytes of a file for one, the sampling rate for the other
             dtype = {"tensor(int32)": np.int32, "tensor(int64)": np.int64}[node.type]
             given[node.name] = random.integers(0, 256, shape).astype(dtype) if shape else np.array(16000, dtype)
-    return _try(name, operators, path, given, session.run(None, given))
+    return _try(engines, name, operators, path, given, session.run(None, given))
 
 
 def _reference(path: Path, given: Mapping[str, Any]) -> list[Any] | str:
@@ -178,27 +190,36 @@ def _reference(path: Path, given: Mapping[str, Any]) -> list[Any] | str:
         return _line(problem)
 
 
-def _try(name: str, operators: tuple[str, ...], path: Path, given: Mapping[str, Any], reference: list[Any]) -> Outcome:
-    import tvm
-    from tvm import relax
-
+def _try(
+    engines: TunedEngines,
+    name: str,
+    operators: tuple[str, ...],
+    path: Path,
+    given: Mapping[str, Any],
+    reference: list[Any],
+) -> Outcome:
+    from hone.compiler.build import BuildFailed, LinkFailed
     from hone.compiler.onnx_import import Unsupported, import_model
+    from hone.errors import EngineError, InputsDeclined
 
     imported = import_model(path, {key: array.shape for key, array in given.items()})
     if isinstance(imported, Unsupported):
         return Outcome(name, operators, "import", blamed=imported.operator, reason=imported.reason)
-    try:
-        machine = relax.VirtualMachine(tvm.compile(imported.mod, target="llvm"), tvm.cpu())
-    except Exception as problem:
-        return Outcome(name, operators, "compile", reason=_line(problem))
-    arrays = [*(given[spec.name] for spec in imported.inputs), *imported.params.values()]
-    try:
-        result = machine["main"](*(tvm.runtime.tensor(np.asarray(array, order="C")) for array in arrays))
-        results = [result.numpy()] if hasattr(result, "numpy") else [item.numpy() for item in result]
-        if imported.guarded and not results.pop():
+    with tempfile.TemporaryDirectory(prefix="onnx-coverage-") as folder:
+        try:
+            engine = engines.make(imported, path, Path(folder))
+        except (BuildFailed, LinkFailed, EngineError) as problem:
+            return Outcome(name, operators, "compile", reason=_line(problem))
+        try:
+            results = engine.instantiate().run(
+                {spec.name: given[spec.name] for spec in engine.inputs}, [spec.name for spec in engine.outputs]
+            )
+        except InputsDeclined:
             return Outcome(name, operators, "run", reason="the guard declines inputs that ONNX Runtime takes")
-    except Exception as problem:
-        return Outcome(name, operators, "run", reason=_line(problem))
+        except EngineError as problem:
+            return Outcome(name, operators, "run", reason=_line(problem))
+        finally:
+            engine.close()
     worst, reason = compare(results, reference)
     return Outcome(name, operators, "match" if reason else "ok", reason=reason, max_error=worst)
 
@@ -244,7 +265,8 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
 
-    def examine(self, case: str, operators: tuple[str, ...], seconds: float = CASE_SECONDS) -> Outcome:
+    def examine(self, case: str, operators: tuple[str, ...]) -> Outcome:
+        seconds = MODEL_SECONDS if case in REAL_MODELS else CASE_SECONDS
         fresh = self._process is None
         if fresh:
             self._start()

@@ -45,8 +45,9 @@ def render(outcomes: Sequence[Row]) -> str:
     lines = [
         "# ONNX coverage",
         "",
-        "Made by `make onnx-coverage`; do not edit. Every case goes through hone's importer, is compiled for the CPU",
-        f"without tuning, run, and compared with ONNX Runtime. With {packages}.",
+        "Made by `make onnx-coverage`; do not edit. Every case goes through hone's importer and its own pipeline",
+        "for the CPU (no search: each template has its first guess), runs on the engine that serves tuned models,",
+        f"on two threads, and is compared with ONNX Runtime. With {packages}.",
         "",
         f"- ONNX has {len(cases)} operator cases. ONNX Runtime runs {len(servable)} of them on a CPU; the others",
         "  cannot be served at all, and are left out below.",

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hone.compiler import metaschedule
 from hone.compiler.build import BuildFailed
 from hone.compiler.choices import Choices
 from hone.compiler.cuda.partition import takers
@@ -285,6 +286,7 @@ def wavy(tmp_path, monkeypatch):
     """One function that no kernel takes; functions of any size are searched, for a moment."""
     for name, value in (("max_function_seconds", 4.0), ("min_function_seconds", 0.1), ("min_microseconds", 0.0)):
         monkeypatch.setattr(GpuScheduleSearch, name, value)
+    monkeypatch.setattr(metaschedule, "_PATIENCE", 16)  # so that a moment is enough to come to the end
     weights = {"w": np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)}
     nodes = [("MatMul", ["x", "w"], ["m"], {}), ("Sin", ["m"], ["y"], {})]
     return save_model(

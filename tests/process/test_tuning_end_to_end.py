@@ -76,6 +76,9 @@ def test_tuned_swapped_in_and_remembered(place: Path) -> None:
         labels = 'device="cpu",engine="tvm",model="chain",signature="[^"]*",version="1"'
         assert re.search(rf"hone_engine\{{{labels}\}} 1", metrics)
         assert "hone_tuning_promotions_total 1" in metrics
+        # What the child did with the cache is counted, too: it alone publishes artifacts and asks for decisions.
+        published = server.metric("hone_cache_publishes_total", kind="artifacts", outcome="published")
+        assert published is not None and published >= len(promoted)
         for engine in ("onnxruntime", "tvm"):
             for what in ("request", "execution"):
                 count = server.metric(f"hone_{what}_duration_histogram_us_count", engine=engine, model="chain")

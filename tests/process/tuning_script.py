@@ -2,7 +2,7 @@
 
 The name's file in the job's folder, `<path>.script.json`, maps an artifact or the text of a signature to what happens:
 an outcome, or
-"crash", "hang", "garbage", "slow" (until the file `<path>.go` appears).
+"crash", "hang", "garbage", "slow" (until the file `<path>.go` appears). Events under "says" come first.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def run(spec, emit):
     with Path(f"{path}.children").open("a", encoding="utf-8") as file:
         file.write(json.dumps([[t["digest"], t["mode"]] for t in spec["tasks"]]) + "\n")
     script = json.loads(Path(f"{path}.script.json").read_text(encoding="utf-8"))
+    for told in script.get("says", ()):
+        emit(**told)
     for i, task in enumerate(spec["tasks"]):
         text = " ".join(f"{n}:{d}[{','.join(map(str, s))}]" for n, d, s in task["signature"])
         does = script.get(task["digest"], script.get(text, script.get("*")))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -28,10 +31,12 @@ _TOLD = "Error message:"
 
 
 class BuildFailed(Exception):
-    """TVM could not make code of a function: `reason` is its first line."""
+    """No code could be made of a function: `reason` is the problem's first line. `is_of_the_machine`: for want of what
+    the machine had at that time, so that another time may bring another outcome."""
 
     def __init__(self, what: str, problem: BaseException) -> None:
         self.reason = first_line(problem)
+        self.is_of_the_machine = is_of_the_machine(problem)
         super().__init__(f"{what}: {self.reason}")
 
 
@@ -39,13 +44,39 @@ class GraphRefused(BuildFailed):
     """TVM does not take a graph: the same graph fails again, whatever is free or installed here."""
 
 
-#: How C++ and ONNX Runtime say that memory is short.
-_NO_MEMORY = ("bad_alloc", "Failed to allocate memory")
+class CompilerEnded(Exception):
+    """A compiler that is a program made nothing of a source; `log` is all that it said."""
+
+    log: str
+    is_refusal: bool
+    """It ran to its end and said no: trying again gives the same."""
+
+
+#: How C++, ONNX Runtime, compilers and linkers say that memory or room is short, or that something killed them.
+_IN_WANT = re.compile(
+    "|".join(
+        (
+            r"bad_alloc|Failed to allocate memory|memory exhausted|[Oo]ut of memory|[Cc]annot allocate memory",
+            r"(Killed|Terminated) signal|died due to signal (7|9|15)\b|unable to execute command: Killed",
+            r"Input/output error|Read-only file system|Too many open files",
+            *(re.escape(os.strerror(number)) for number in (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+        )
+    )
+)
+
+
+def tells_of_want(words: str) -> bool:
+    """Whether a message, or a compiler's log, says that the machine lacked something."""
+    return _IN_WANT.search(words) is not None
 
 
 def is_of_the_machine(problem: BaseException) -> bool:
     """Whether something failed for want of what the machine had at that time: it says nothing of the model."""
-    return isinstance(problem, (OSError, MemoryError)) or any(words in str(problem) for words in _NO_MEMORY)
+    if isinstance(problem, BuildFailed):
+        return problem.is_of_the_machine
+    if isinstance(problem, CompilerEnded):
+        return not problem.is_refusal
+    return isinstance(problem, (OSError, MemoryError, subprocess.TimeoutExpired)) or tells_of_want(str(problem))
 
 
 def graph_problem(what: str, problem: BaseException) -> BuildFailed:

@@ -1,7 +1,9 @@
 """Search for schedules of what has no template: MetaSchedule's evolution with its XGBoost cost model, in this process.
 
-The loop is ours and ends at a deadline: candidates are proposed, built, timed against the plain schedule in turns, and
-told to the model. The best record is returned as a JSON trace, for a decision cache to keep under our own digest.
+The loop is ours: candidates are proposed, built, timed against the plain schedule in turns, and told to the model,
+until so many were tried, or so many in a row were no better. At a deadline it stops before, and what it has found until
+then lets another search go on. The best record is returned as a JSON trace, for a decision cache to keep under our own
+digest.
 Everything that can hang or crash here does so in the tuning child, which is killed at its deadline.
 """
 
@@ -17,22 +19,26 @@ from typing import Any, Protocol
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule.logging import get_logging_func
 
-from hone.compiler.build import BuildFailed, build_functions, first_line, graph_problem
+from hone.compiler.build import BuildFailed, build_functions, first_line, graph_problem, is_of_the_machine
 from hone.compiler.choices import Choices
 from hone.compiler.phases.concats import keeps_runs
 from hone.compiler.phases.schedule import apply_trace, calls_of_main, function_digest, trace_text
 from hone.compiler.pipeline import GRAPH_PHASES, Compilation, Model, lowering_phases, run_phases
+from hone.compiler.proposals import Proposals
 from hone.compiler.schedules.plain import plain_schedule
 from hone.compiler.target import CpuTarget
 from hone.types import Array
 
 logger = logging.getLogger(__name__)
 
-_TRIALS_PER_ROUND = 16
-_MAX_TRIALS = 100_000
+#: A search is over when it has tried so many, in all its parts, or so many in a row that were no better. The model's
+#: first two rounds are chance (see `Proposals`), so it has four to show something.
+_NUM_TRIALS, _PATIENCE = 192, 64
+#: What counts as better, so that noise does not keep a search going.
+_BETTER = 0.98
+#: The fastest so many are bred from when a search goes on.
+_NUM_RECORDS = 16
 #: A searched schedule must be this much faster than the plain one to be kept.
 _MIN_GAIN = 1.05
 _RUNS = 5
@@ -53,8 +59,20 @@ class RemainingFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What lets a search go on where another one, in another process, had to stop."""
+
+    num_trials: int = 0
+    num_no_better: int = 0
+    """Trials since the last that was better."""
+    records: tuple[tuple[str, float], ...] = ()
+    """Trace and microseconds of the fastest, the fastest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`trace` is None where nothing better than the plain schedule was found."""
+    """`trace` is None where nothing better than the plain schedule was found. Trials are those of this search alone,
+    those of `progress` include the ones before it."""
 
     trace: str | None
     plain_us: float
@@ -62,6 +80,9 @@ class SearchResult:
     num_trials: int
     num_failed: int
     reason: str = ""
+    is_complete: bool = False
+    """There is nothing to go on with: by the function or by what was tried, not because time, memory or room was up."""
+    progress: Progress = Progress()
 
 
 def remaining_functions(model: Model, target: CpuTarget) -> list[RemainingFunction]:
@@ -110,26 +131,31 @@ def search_schedule(
     *,
     seed: int = 0,
     tell: Callable[[int, float, float], None] | None = None,
+    known: Progress | None = None,
 ) -> SearchResult:
-    """Search for at most so many seconds. `tell` hears of trials done, best and plain microseconds after each round.
+    """Search for at most so many seconds, on from what is known. `tell` hears of trials done, best and plain
+    microseconds after each round.
 
     Nothing is raised for what TVM cannot search: the result then has no trace, and a reason.
     """
     deadline = time.monotonic() + seconds
     bench = _Bench(function.func, target)
     plain = plain_schedule(function.func, target).func
-    return search_on(bench, function.func, plain, lambda: Proposals(function.func, target, seed), deadline, tell)
+    known = known or Progress()
+    # With the seed of before, the same would be proposed again.
+    seed += known.num_trials
+    return search_on(bench, function.func, plain, lambda: Proposals(function.func, target, seed), deadline, tell, known)
 
 
 class Bench(Protocol):
     """Builds and times schedules of one function; on whatever device."""
 
     def times(self, funcs: Sequence[Any], until: float) -> list[float]:
-        """Microseconds of each; infinite where it does not build or run, not a number where the time `until` (of the
-        monotonic clock) was not enough to try it."""
+        """Microseconds of each; infinite where it does not build or run, not a number where it was not tried: the time
+        `until` (of the monotonic clock) was not enough, or the machine could not build it."""
 
     def agrees(self, func: Any, reference: Any) -> bool:
-        """Whether two schedules give the same results."""
+        """Whether two schedules give the same results. Raises BuildFailed where the machine could not find out."""
 
 
 def search_on(
@@ -139,118 +165,128 @@ def search_on(
     propose: Callable[[], Proposals],
     deadline: float,
     tell: Callable[[int, float, float], None] | None = None,
+    known: Progress | None = None,
     *,
     good_enough_us: float = 0.0,
 ) -> SearchResult:
     """See `search_schedule`; `plain` is the function as it is scheduled without a search. Where that takes no more than
     `good_enough_us` nothing is tried."""
+    known = known or Progress()
     (plain_us,) = bench.times([plain], math.inf)
+
+    def nothing(reason: str, *, is_complete: bool) -> SearchResult:
+        return SearchResult(None, plain_us, plain_us, 0, 0, reason, is_complete, known)
+
+    if math.isnan(plain_us):
+        return nothing("the machine could not build the plain schedule", is_complete=False)
     if math.isinf(plain_us):
-        return SearchResult(None, plain_us, plain_us, 0, 0, "the plain schedule does not build")
+        return nothing("the plain schedule does not build", is_complete=True)
     if plain_us <= good_enough_us:
-        return SearchResult(None, plain_us, plain_us, 0, 0, "the plain schedule is as fast as memory")
+        return nothing("the plain schedule is as fast as memory", is_complete=True)
     try:
         strategy = propose()
     except Exception as problem:  # TVM raises many kinds where it has no rule for a function
-        return SearchResult(None, plain_us, plain_us, 0, 0, f"no design space: {first_line(problem)}")
-    best_us, best, num_trials, num_failed = plain_us, None, 0, 0
-    while time.monotonic() < deadline:
+        if is_of_the_machine(problem):
+            return nothing(f"no proposals: {first_line(problem)}", is_complete=False)
+        return nothing(f"no design space: {first_line(problem)}", is_complete=True)
+    trials = _Trials(plain_us, known)
+    strategy.remember(trials.records)
+    trials.measure_again(bench, func)
+    is_over = trials.is_over
+    while not is_over and time.monotonic() < deadline:
         candidates = strategy.propose()
-        if not candidates:
-            break
         times = bench.times([candidate.sch.mod["main"] for candidate in candidates], deadline)
-        for candidate, took in zip(candidates, times, strict=True):
-            num_trials += not math.isnan(took)
-            num_failed += math.isinf(took)
-            if took < best_us:
-                best_us, best = took, trace_text(candidate.sch)
+        trials.note([trace_text(candidate.sch) for candidate in candidates], times)
         strategy.learn(candidates, times)
         if tell is not None:
-            tell(num_trials, best_us, plain_us)
-    if best is None:
-        return SearchResult(None, plain_us, plain_us, num_trials, num_failed, "nothing was faster")
-    return _confirm(func, plain, bench, best, num_trials, num_failed)
+            tell(trials.num_here, trials.best_us, plain_us)
+        is_over = trials.is_over or not candidates
+    return _confirm(func, plain, bench, trials, is_over=is_over)
 
 
-def _confirm(func: Any, plain: Any, bench: Bench, trace: str, num_trials: int, num_failed: int) -> SearchResult:
+class _Trials:
+    """What was tried of one function, before and now."""
+
+    def __init__(self, plain_us: float, known: Progress) -> None:
+        self.plain_us = plain_us
+        self.records = list(known.records)
+        self._num, self._num_no_better = known.num_trials, known.num_no_better
+        self.num_here = self.num_failed = 0
+
+    @property
+    def best(self) -> str | None:
+        """The fastest, where it is faster than the plain schedule."""
+        return self.records[0][0] if self.records and self.records[0][1] < self.plain_us else None
+
+    @property
+    def best_us(self) -> float:
+        return min(self.plain_us, self.records[0][1] if self.records else math.inf)
+
+    @property
+    def is_over(self) -> bool:
+        return self._num >= _NUM_TRIALS or self._num_no_better >= _PATIENCE
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._num, self._num_no_better, tuple(self.records))
+
+    def measure_again(self, bench: Bench, func: Any) -> None:
+        """The fastest of before, beside the plain schedule of today."""
+        if not self.records:
+            return
+        trace, _ = self.records[0]
+        scheduled = apply_trace(func, trace)
+        took = math.inf if scheduled is None else bench.times([scheduled], math.inf)[0]
+        if math.isinf(took):
+            self.forget(trace)
+        elif not math.isnan(took):
+            self.records[0] = (trace, took)
+            self.records.sort(key=lambda record: record[1])
+
+    def note(self, traces: Sequence[str], times: Sequence[float]) -> None:
+        for trace, took in zip(traces, times, strict=True):
+            if math.isnan(took):
+                continue
+            self.num_here += 1
+            self._num += 1
+            self.num_failed += math.isinf(took)
+            self._num_no_better = 0 if took < _BETTER * self.best_us else self._num_no_better + 1
+            if math.isfinite(took):
+                self.records.append((trace, took))
+                self.records.sort(key=lambda record: record[1])
+                del self.records[_NUM_RECORDS:]
+
+    def forget(self, trace: str) -> None:
+        self.records = [record for record in self.records if record[0] != trace]
+
+
+def _confirm(func: Any, plain: Any, bench: Bench, trials: _Trials, *, is_over: bool) -> SearchResult:
     """Build the winner from its record, as a later compilation will, check its numbers, and time it in turns."""
-    searched = apply_trace(func, trace)
-    if searched is None or not bench.agrees(searched, plain):
-        return SearchResult(None, math.inf, math.inf, num_trials, num_failed, "the best record computes something else")
+    plain_us, best_us, best = trials.plain_us, trials.best_us, trials.best
+
+    def result(trace: str | None, reason: str = "", *, is_complete: bool = is_over) -> SearchResult:
+        return SearchResult(
+            trace, plain_us, best_us, trials.num_here, trials.num_failed, reason, is_complete, trials.progress
+        )
+
+    if best is None:
+        return result(None, "nothing was faster")
+    searched = apply_trace(func, best)
+    try:
+        is_right = searched is not None and bench.agrees(searched, plain)
+    except BuildFailed as problem:
+        return result(None, f"the best record could not be checked: {problem.reason}", is_complete=False)
+    if not is_right:
+        trials.forget(best)
+        plain_us = best_us = math.inf
+        return result(None, "the best record computes something else")
     turns = [bench.times([plain, searched], math.inf) for _ in range(3)]
+    if any(math.isnan(took) for turn in turns for took in turn):
+        return result(None, "the machine could not build the best record again", is_complete=False)
     plain_us, best_us = (float(np.median([turn[i] for turn in turns])) for i in (0, 1))
     if plain_us < best_us * _MIN_GAIN:
-        return SearchResult(None, plain_us, best_us, num_trials, num_failed, "not measurably faster")
-    return SearchResult(trace, plain_us, best_us, num_trials, num_failed)
-
-
-class _Context(ms.TuneContext):  # type: ignore[misc]  # TVM is untyped
-    """TVM's context without its constructor, which parses the intrinsics of every GPU there is for 10 seconds."""
-
-    def __init__(self, mod: tvm.IRModule, target: Any, rules: str, seed: int) -> None:
-        self.__init_handle_by_constructor__(
-            ms._ffi_api.TuneContext,
-            mod,
-            target,
-            ms.space_generator.PostOrderApply(
-                sch_rules=ms.ScheduleRule.create(rules),
-                postprocs=ms.Postproc.create(rules),
-                mutator_probs=ms.Mutator.create(rules),
-            ),
-            # Small populations: a round of proposals must not outlast the budget, and cannot be interrupted.
-            ms.search_strategy.EvolutionarySearch(
-                population_size=128, init_min_unmeasured=_TRIALS_PER_ROUND, max_fail_count=2, genetic_num_iters=3
-            ),
-            "main",
-            1,
-            seed + 1,
-            get_logging_func(logging.getLogger(f"{__name__}.tvm")),
-        )
-        ms._ffi_api.TuneContextInitialize(self)
-
-
-class _HasTvm(Protocol):
-    def tvm(self) -> Any:
-        """The target as TVM knows it."""
-
-
-class Proposals:
-    """MetaSchedule's proposals for one function. `rules` names TVM's sets of them: "llvm" or "cuda"."""
-
-    def __init__(self, func: Any, target: _HasTvm, seed: int, rules: str = "llvm") -> None:
-        mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        self._context = _Context(mod, target.tvm(), rules, seed)
-        self._model = ms.cost_model.XGBModel(num_warmup_samples=2 * _TRIALS_PER_ROUND, num_tuning_cores=1)
-        # A database in memory: the strategy breeds from what it holds. Nothing is kept under its keys.
-        self._database = ms.database.MemoryDatabase()
-        self._workload = self._database.commit_workload(mod)
-        self._context.pre_tuning(
-            _MAX_TRIALS,
-            _TRIALS_PER_ROUND,
-            self._context.generate_design_space(),
-            self._database,
-            self._model,
-        )
-
-    def propose(self) -> list[Any]:
-        return list(self._context.generate_measure_candidates() or [])
-
-    def learn(self, candidates: list[Any], microseconds: list[float]) -> None:
-        results = [
-            ms.runner.RunnerResult([took * 1e-6], None)
-            if math.isfinite(took)
-            else ms.runner.RunnerResult(None, "it does not build or run")
-            for took in microseconds
-        ]
-        for candidate, took in zip(candidates, microseconds, strict=True):
-            if math.isfinite(took):
-                self._database.commit_tuning_record(
-                    ms.database.TuningRecord(
-                        candidate.sch.trace, self._workload, [took * 1e-6], self._context.target, candidate.args_info
-                    )
-                )
-        self._model.update(self._context, candidates, results)
-        self._context.notify_runner_results(candidates, results)
+        return result(None, "not measurably faster")
+    return result(best)
 
 
 class _Bench:
@@ -269,36 +305,35 @@ class _Bench:
         return [self._time(func) if time.monotonic() < until else math.nan for func in funcs]
 
     def _time(self, func: Any) -> float:
-        """The best of a few runs in microseconds; infinite where it does not build or run."""
-        run = self._build(func)
-        if run is None:
-            return math.inf
+        """The best of a few runs in microseconds; infinite where it does not build or run, not a number where the
+        machine is to blame."""
         try:
+            run = self._build(func)
             repeats = 1
             while (took := _seconds(run, self._tensors, repeats)) < _MIN_RUN_SECONDS:
                 repeats *= 4
             return min(took, *(_seconds(run, self._tensors, repeats) for _ in range(_RUNS))) / repeats * 1e6
-        except Exception as problem:  # a candidate that does not run is a result
-            logger.debug("a candidate does not run: %s", first_line(problem))
-            return math.inf
+        except Exception as problem:  # a candidate that does not build or run is a result
+            logger.debug("a candidate does not build or run: %s", first_line(problem))
+            return math.nan if is_of_the_machine(problem) else math.inf
 
     def agrees(self, func: Any, reference: Any) -> bool:
         results: list[Array] = []
         for each in (func, reference):
-            run = self._build(each)
-            if run is None:
+            try:
+                run = self._build(each)
+            except BuildFailed as problem:
+                if problem.is_of_the_machine:
+                    raise
                 return False
             run(*self._tensors)
             results.append(self._tensors[-1].numpy().astype(np.float64))
         got, expected = results
         return bool(np.allclose(got, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(expected).max(initial=0)))))
 
-    def _build(self, func: Any) -> Any | None:
-        try:
-            return build_functions({"run": func}, self._target).function("run")
-        except BuildFailed as problem:
-            logger.debug("a candidate does not build: %s", problem)
-            return None
+    def _build(self, func: Any) -> Any:
+        """Raises BuildFailed."""
+        return build_functions({"run": func}, self._target).function("run")
 
 
 def _seconds(run: Any, tensors: list[Any], repeats: int) -> float:

@@ -199,7 +199,7 @@ class TvmInstance:
             raise EngineError(
                 f"tvm: input '{self._names[at]}' is {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             )
-        if dtype == _BFLOAT16:
+        if dtype == _BFLOAT16 or not array.size:
             return _tensor_of(self._aligned(at, array), self._runtime)
         tensor = tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))
         if tensor.data_ptr() % ALIGNMENT == 0 and array.flags.c_contiguous:
@@ -318,6 +318,9 @@ def _tensor_of(array: Array, runtime: TvmRuntime, *, copy: bool = False) -> Any:
     if array.dtype == _BFLOAT16:
         bits = tvm_ffi.from_dlpack(array.view(np.uint16).__dlpack__(max_version=_DLPACK))
         return runtime.view(bits, tvm_ffi.Shape(array.shape), tvm_ffi.dtype("bfloat16"), 0)
+    if not array.size:  # NumPy's strides are others than those that compiled code asks for
+        flat = tvm_ffi.from_dlpack(array.reshape(-1).__dlpack__(max_version=_DLPACK))
+        return runtime.view(flat, tvm_ffi.Shape(array.shape), flat.dtype, 0)
     return tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK))
 
 

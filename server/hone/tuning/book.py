@@ -9,6 +9,7 @@ from typing import Any
 
 from hone.errors import ModelNotFound
 from hone.specialization import VersionRef
+from hone.tuning.cache_counts import CacheTraffic
 from hone.tuning.jobs import PLAIN, Task
 from hone.tuning.record import Record, unbroken
 
@@ -34,6 +35,8 @@ class TunerCounters:
     """Loading, warming and checking before swaps."""
     swap_seconds: float = 0.0
     child_seconds: float = 0.0
+    cache: CacheTraffic = field(default_factory=CacheTraffic)
+    """What tuning processes did with the cache."""
     peak_bytes: int = 0
 
     def add_report(self, report: object) -> None:

@@ -61,12 +61,16 @@ _NOTHING_QUANTIZED = (
 )
 
 
-def open_compiler(spec: Message) -> tuple[Compile, Ledger]:
-    """The compile step and the memory for a job. Raises what only a wrong installation or cache folder can raise."""
+def open_cache(spec: Message) -> KernelsCache:
+    """Raises what only a wrong cache folder can raise."""
+    spare = spec.get("spare")
+    return KernelsCache(Path(spec["kernels_cache"]), spare=Path(spare) if spare else None)
+
+
+def open_compiler(spec: Message, cache: KernelsCache) -> tuple[Compile, Ledger]:
+    """The compile step and the memory for a job. Raises what only a wrong installation can raise."""
     if spec.get("activity") is not None:
         programs_give_way()
-    spare = spec.get("spare")
-    cache = KernelsCache(Path(spec["kernels_cache"]), spare=Path(spare) if spare else None)
     device = DeviceKey(spec["device_fields"])
     if device.fields["kind"] == "gpu":
         from hone.tuning.gpu_compile import CudaCompile

@@ -82,6 +82,8 @@ class _Entrant:
 
     template: Template
     waiting: deque[Candidate]
+    not_tried: list[Candidate] = field(default_factory=list)
+    """Whom the machine could not build: nothing is held against them, and another search tries them."""
     best_ns: float = float("inf")
     num_tried: int = 0
     num_no_better: int = 0
@@ -148,8 +150,16 @@ class Contest:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is left who is worth trying."""
+        """Nobody is left who can be tried now and is worth it."""
         return self._next() is None
+
+    @property
+    def is_complete(self) -> bool:
+        """Nobody is left who is worth trying, now or another time."""
+        return self.is_over and (
+            self._num_tried >= MAX_CANDIDATES
+            or not any(entrant.not_tried and self._is_worth_it(entrant) for entrant in self._entrants)
+        )
 
     @property
     def gain_ns(self) -> float:
@@ -189,7 +199,11 @@ class Contest:
             if isinstance(kernel, BuildFailed):
                 _log.info("candidate %s of %s: %s", candidate, self.workload, kernel)
                 self.counts.num_failed += 1
-                entrant.num_no_better += 1
+                if kernel.is_of_the_machine:
+                    entrant.num_tried -= 1
+                    entrant.not_tried.append(candidate)
+                else:
+                    entrant.num_no_better += 1
                 continue
             self.counts.num_built += 1
             self._try(entrant, candidate, kernel)
@@ -229,15 +243,20 @@ class Contest:
 
     def _next(self) -> _Entrant | None:
         """First every template's first guess, then whoever leads of those that may still win."""
-        if sum(entrant.num_tried for entrant in self._entrants) >= MAX_CANDIDATES:
+        if self._num_tried >= MAX_CANDIDATES:
             return None
         going = [entrant for entrant in self._entrants if self._may_go_on(entrant)]
         fresh = [entrant for entrant in going if entrant.num_tried < _PROBES]
         return min(fresh or going, key=lambda entrant: (entrant.num_tried > 0, entrant.best_ns), default=None)
 
+    @property
+    def _num_tried(self) -> int:
+        return sum(entrant.num_tried for entrant in self._entrants)
+
     def _may_go_on(self, entrant: _Entrant) -> bool:
-        if not entrant.waiting:
-            return False
+        return bool(entrant.waiting) and self._is_worth_it(entrant)
+
+    def _is_worth_it(self, entrant: _Entrant) -> bool:
         best = entrant.best_ns
         # One that passed the limit needs less arithmetic than the limit counts: it says nothing about that one.
         if self.limit_ns <= best <= _AT_LIMIT * self.limit_ns:

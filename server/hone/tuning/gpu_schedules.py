@@ -20,7 +20,7 @@ from hone.compiler.choices import Choices
 from hone.compiler.cuda.functions import build_cuda_functions, remaining_cuda_functions, search_cuda_schedule
 from hone.compiler.cuda.partition import Templates
 from hone.compiler.cuda_target import CudaTarget
-from hone.compiler.metaschedule import RemainingFunction, SearchResult
+from hone.compiler.metaschedule import Progress, RemainingFunction, SearchResult
 from hone.compiler.phases.schedule import function_digest
 from hone.compiler.templates.cutlass.toolchain import find_toolchain
 from hone.engines.tvm_library import load_library
@@ -95,7 +95,10 @@ class GpuBench:
                 return found + [math.nan] * (len(funcs) - len(found))
             some = funcs[len(found) : len(found) + _NUM_TOGETHER]
             for func, call in zip(some, self._source.build(some), strict=True):
-                found.append(math.inf if isinstance(call, BuildFailed) else self._time(func, call))
+                if isinstance(call, BuildFailed):
+                    found.append(math.nan if call.is_of_the_machine else math.inf)
+                else:
+                    found.append(self._time(func, call))
         return found
 
     def agrees(self, func: Any, reference: Any) -> bool:
@@ -104,6 +107,8 @@ class GpuBench:
         for each in (func, reference):
             (call,) = self._source.build([each])
             if isinstance(call, BuildFailed):
+                if call.is_of_the_machine:
+                    raise call
                 return False
             self._poison()
             if self._profiler.run_once(self._subject(each, call)) is not None:
@@ -178,14 +183,14 @@ class GpuScheduleSearch(FunctionSearch):
     def find(self, model: Any) -> list[RemainingFunction]:
         return remaining_cuda_functions(model, self._target, self.choices, templates=self._templates)
 
-    def search(self, function: RemainingFunction, seconds: float, tell: Tell) -> SearchResult | None:
+    def search(self, function: RemainingFunction, seconds: float, tell: Tell, known: Progress) -> SearchResult | None:
         """Raises DeviceLost."""
         num_sets = self._profiler.num_sets(GpuBench.num_bytes(function))
         if isinstance(num_sets, Skipped):
             return None
         bench = GpuBench(function, self._profiler, self._source_of(function), num_sets)
         try:
-            return search_cuda_schedule(function, self._target, bench, seconds, tell)
+            return search_cuda_schedule(function, self._target, bench, seconds, tell, known)
         finally:
             bench.close()
 

@@ -85,6 +85,8 @@ class GpuSearch:
     _best: dict[str, Ranked] = field(default_factory=dict)
     _cannot_build: BuildFailed | None = None
     """What this machine lacks to build any kernel: those that are there are measured all the same."""
+    _no_better: dict[str, int] = field(default_factory=dict)
+    """By the workload's digest: candidates in a row that were no better."""
 
     def decide(self, wanted: Wanted, seconds: float, tell: Callable[[float, str], None]) -> dict[str, Candidate]:
         """The best candidate by the workload's digest. Workloads that the time is not enough for are left out. A pair
@@ -176,27 +178,32 @@ class GpuSearch:
     def _search(
         self, workload: Workload, times: dict[Candidate, float], seconds: float, tell: Callable[[str], None]
     ) -> bool:
-        """Add nanoseconds by candidate to those that are known. Whether nobody is left who is worth trying."""
+        """Add nanoseconds by candidate to those that are known. Whether nobody is left who is worth trying; whom the
+        machine could not build is, another time."""
         deadline = self.clock() + seconds
         able = takers(workload, self.target, self.templates)
         order = self._order(workload, able, times)
         contest = _Contest(self, workload, tell)
-        num_no_better = 0
+        num_no_better, num_not_tried = self._no_better.get(workload.digest, 0), 0
         try:
             for at, (template, candidate, kernel) in enumerate(self._built(workload, order)):
                 best = min(times.values(), default=float("inf"))
                 ns = contest.measure(template, candidate, kernel, best)
                 if ns is not None:
                     times[candidate] = ns
-                num_no_better = 0 if ns is not None and ns < _BETTER * best else num_no_better + 1
+                if isinstance(kernel, BuildFailed) and kernel.is_of_the_machine:
+                    num_not_tried += 1
+                else:
+                    num_no_better = 0 if ns is not None and ns < _BETTER * best else num_no_better + 1
+                    self._no_better[workload.digest] = num_no_better
                 if at + 1 >= len(able) and num_no_better >= _PATIENCE:
                     self.counts.num_cut += len(order) - at - 1
-                    return True
+                    return num_not_tried == 0
                 if self.clock() > deadline:
-                    return at + 1 == len(order)
+                    return at + 1 == len(order) and num_not_tried == 0
         finally:
             contest.close()
-        return True
+        return num_not_tried == 0
 
     def _order(
         self, workload: Workload, able: Sequence[CudaTemplate], known: Mapping[Candidate, float]
@@ -260,6 +267,7 @@ class GpuSearch:
         try:
             measured = {Candidate.from_fields(one): float(one["ns"]) for one in told["ranking"]}
             complete = bool(told["complete"])
+            num_no_better = int(told.get("num_no_better", 0))
         except (ValueError, KeyError, IndexError, TypeError):
             return False, {}  # not understood: searched again
         names = {template.name for template in self.templates}
@@ -267,6 +275,7 @@ class GpuSearch:
         measured = {
             one: ns for one, ns in measured.items() if one.template in names and not self._is_out(workload, one)
         }
+        self._no_better.setdefault(workload.digest, num_no_better if measured else 0)
         return complete and bool(measured), measured
 
     def _is_out(self, workload: Workload, candidate: Candidate) -> bool:
@@ -278,6 +287,7 @@ class GpuSearch:
         told = {
             "workload": str(workload),
             "complete": complete,
+            "num_no_better": self._no_better.get(workload.digest, 0),
             "limit_ns": None if workload.inputs[0].dtype in _FASTER else self._modelled_ns(workload),
             "ranking": [one.fields() for one in ranking],
         }

@@ -13,6 +13,7 @@ from hone.specialization import VersionRef
 from hone.tuning.activity import Activity
 from hone.tuning.book import Book
 from hone.tuning.budget import Pacer, Starvation
+from hone.tuning.cache_counts import CACHE_EVENT
 from hone.tuning.child import Child
 from hone.tuning.child_process import JobCause, JobResult, Limits
 from hone.tuning.inputs import InputSet
@@ -309,6 +310,9 @@ class Maker:
     def _heard(self, record: Record, device: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "log":
             self._child_log.hear(event, record.version.ref.model)
+            return
+        if event["event"] == CACHE_EVENT:
+            self._book.counters.cache.hear(event)
             return
         if event["event"] == "stage":
             at_work, progress = record.at_work[device], event.get("progress")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, get_args
 
@@ -9,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hone.kernels.statistics import CacheStatistics
 from hone.tuning.book import TunerCounters
+from hone.tuning.cache_counts import CacheTraffic
 from hone.tuning.child_process import CAUSES
 from hone.tuning.watch import Cause
 
@@ -64,7 +66,7 @@ class TuningCollector:
         yield from _buckets(statuses)
         yield from _jobs(self._tuning.counters, self._tuning.num_queued)
         yield _declined(self._tuning.num_declined)
-        yield from _cache(self._tuning.cache_statistics, self._tuning.cache_limit_bytes)
+        yield from _cache(self._tuning.cache_statistics, self._tuning.counters.cache, self._tuning.cache_limit_bytes)
         yield GaugeMetricFamily(
             "hone_cache_unkept_entries",
             "Entries that the cache folder would not take: used from a temporary folder until the server stops",
@@ -149,20 +151,30 @@ def _declined(counts: Mapping[tuple[str, int], int]) -> Metric:
     return family
 
 
-def _cache(statistics: CacheStatistics, limit_bytes: int | None) -> Iterator[Metric]:
+def _cache(statistics: CacheStatistics, children: CacheTraffic, limit_bytes: int | None) -> Iterator[Metric]:
+    """What the server did itself and what its tuning processes have told."""
     counts = statistics.snapshot()
-    yield _counted("hone_cache_hits", "Entries that the server looked for and found", ["kind"], counts.hits)
     yield _counted(
-        "hone_cache_misses", "Entries that the server did not find, or could not use", ["kind", "reason"], counts.misses
+        "hone_cache_hits",
+        "Entries that the server and its tuning processes looked for and found",
+        ["kind"],
+        Counter(counts.hits) + children.hits,
+    )
+    yield _counted(
+        "hone_cache_misses",
+        "Entries that the server and its tuning processes did not find, or could not use",
+        ["kind", "reason"],
+        Counter(counts.misses) + children.misses,
     )
     yield _counted(
         "hone_cache_publishes",
-        "Entries published by the server itself, not by its children",
+        "Entries that the server and its tuning processes published, or could not",
         ["kind", "outcome"],
-        counts.publishes,
+        Counter(counts.publishes) + children.publishes,
     )
     yield _counted("hone_cache_evictions", "Entries evicted", ["kind"], counts.evictions)
-    yield CounterMetricFamily("hone_cache_discarded", "Corrupt entries taken away", value=counts.num_discarded)
+    num_discarded = counts.num_discarded + children.num_discarded
+    yield CounterMetricFamily("hone_cache_discarded", "Corrupt entries taken away", value=num_discarded)
     yield GaugeMetricFamily("hone_cache_bytes", "Size of all entries", value=counts.size_bytes)
     limit = GaugeMetricFamily("hone_cache_limit_bytes", "Size that the cache is kept under, where there is a limit")
     if limit_bytes is not None:

@@ -1,7 +1,7 @@
 """Schedules for the heaviest functions that no template takes, searched with MetaSchedule. In the child only.
 
 What was found, and that nothing was, is kept as a decision under the function's own digest; MetaSchedule's database
-is not used.
+is not used. A search that time, memory or room ended is kept as far as it came, and the next job goes on from there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hone.compiler.metaschedule import RemainingFunction, SearchResult, remaining_functions, search_schedule
+from hone.compiler.metaschedule import (
+    Progress,
+    RemainingFunction,
+    SearchResult,
+    remaining_functions,
+    search_schedule,
+)
 from hone.compiler.phases.schedule import SEARCHED, ScheduledFunction
 from hone.compiler.target import CpuTarget
 from hone.kernels import DecisionKey, DeviceKey, KernelsCache
@@ -26,6 +33,15 @@ _MIN_SHARE = 0.05
 
 Tell = Callable[[int, float, float], None]
 """Hears of trials done, best and plain microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is kept of a function: a trace that is faster than the plain schedule, and whether that is the last word."""
+
+    trace: str | None = None
+    is_complete: bool = False
+    progress: Progress = field(default_factory=Progress)
 
 
 class FunctionSearch:
@@ -48,32 +64,33 @@ class FunctionSearch:
         """What templates leave of a model, the heaviest first."""
         raise NotImplementedError
 
-    def search(self, function: RemainingFunction, seconds: float, tell: Tell) -> SearchResult | None:
-        """None where it cannot be tried now, which says nothing of the function."""
+    def search(self, function: RemainingFunction, seconds: float, tell: Tell, known: Progress) -> SearchResult | None:
+        """On from what is known. None where it cannot be tried now, which says nothing of the function."""
         raise NotImplementedError
 
     def decide(
         self, model: Any, seconds: float, counts: SearchCounts, tell: Callable[[float, str], None]
     ) -> dict[str, str]:
         """Traces by the function's digest, of those where one is better than the plain schedule. Functions left when
-        the time is up keep the plain one, and are searched another time."""
+        the time is up keep what they have, and are searched on another time."""
         deadline = time.monotonic() + seconds
         heavy = self._heavy(self.find(model))
         found: dict[str, str] = {}
         for i, function in enumerate(heavy):
-            known, trace = self._recall(function)
+            known = self._recall(function)
+            trace = known.trace
             left = min(self.max_function_seconds, (deadline - time.monotonic()) / (len(heavy) - i))
-            if known:
+            if known.is_complete:
                 counts.num_remembered += 1
             elif left >= self.min_function_seconds:
-                trace = self._search(function, left, counts, lambda text, i=i: tell(i / len(heavy), text))  # type: ignore[misc]
+                trace = self._search(function, known, left, counts, lambda text, i=i: tell(i / len(heavy), text))  # type: ignore[misc]
             if trace is not None:
                 found[function.digest] = trace
         return found
 
     def recall(self, model: Any) -> dict[str, str]:
         """What is decided, by the function's digest; nothing is searched."""
-        known = {function.digest: self._recall(function)[1] for function in self._heavy(self.find(model))}
+        known = {function.digest: self._recall(function).trace for function in self._heavy(self.find(model))}
         return {digest: trace for digest, trace in known.items() if trace is not None}
 
     def nanoseconds(self, function: ScheduledFunction) -> float | None:
@@ -82,7 +99,12 @@ class FunctionSearch:
         return None if told is None else nanoseconds_of(told, searched=function.rule == SEARCHED)
 
     def _search(
-        self, function: RemainingFunction, seconds: float, counts: SearchCounts, tell: Callable[[str], None]
+        self,
+        function: RemainingFunction,
+        known: _Known,
+        seconds: float,
+        counts: SearchCounts,
+        tell: Callable[[str], None],
     ) -> str | None:
         began = time.monotonic()
         tell(f"{SCHEDULING_STAGE} of {function.name}")
@@ -90,9 +112,9 @@ class FunctionSearch:
         def told(num_trials: int, best_us: float, plain_us: float) -> None:
             tell(f"{SCHEDULING_STAGE} of {function.name}: {num_trials} tried, best {best_us:.1f} of {plain_us:.1f} us")
 
-        result = self.search(function, seconds, told)
-        if result is None:
-            return None
+        result = self.search(function, seconds, told, known.progress)
+        if result is None or (result.num_trials == 0 and not result.is_complete):
+            return known.trace  # there is nothing new
         counts.num_built += result.num_trials
         counts.num_measured += result.num_trials - result.num_failed
         counts.num_failed += result.num_failed
@@ -100,25 +122,38 @@ class FunctionSearch:
         self._keep(function, result)
         return result.trace
 
-    def _recall(self, function: RemainingFunction) -> tuple[bool, str | None]:
-        """Whether there is a decision, and the trace it names."""
+    def _recall(self, function: RemainingFunction) -> _Known:
         told = read_decision(self._cache, self._key(function.digest), SCHEDULE_FILE)
-        if told is None or "trace" not in told:
-            return False, None
-        return True, told["trace"] if isinstance(told["trace"], str) else None
+        if told is None:
+            return _Known()
+        try:
+            trace, is_complete = told["trace"], bool(told["complete"])
+            records = tuple((str(one["trace"]), float(one["us"])) for one in told["records"])
+            progress = Progress(int(told["num_trials"]), int(told["num_no_better"]), records)
+        except (ValueError, KeyError, TypeError):
+            return _Known()  # not understood: searched again
+        return _Known(trace if isinstance(trace, str) else None, is_complete, progress)
 
     def _keep(self, function: RemainingFunction, result: SearchResult) -> None:
-        key = self._key(function.digest)
+        key, progress = self._key(function.digest), result.progress
+        # Nobody goes on from what is complete.
+        records = () if result.is_complete else progress.records
         told = {
             "function": function.name,
             "trace": result.trace,
             "plain_us": result.plain_us if math.isfinite(result.plain_us) else None,
             "best_us": result.best_us if math.isfinite(result.best_us) else None,
-            "num_trials": result.num_trials,
+            "complete": result.is_complete,
+            "num_trials": progress.num_trials,
+            "num_no_better": progress.num_no_better,
+            "records": [{"trace": trace, "us": us} for trace, us in records],
             "reason": result.reason,
         }
         data = json.dumps(told, indent=2).encode()
-        self._cache.publish("decisions", key.digest, self._device.digest, {SCHEDULE_FILE: data}, {"key": key.fields})
+        # An unfinished one gives way to what came after.
+        self._cache.publish(
+            "decisions", key.digest, self._device.digest, {SCHEDULE_FILE: data}, {"key": key.fields}, replace=True
+        )
 
     def _key(self, digest: str) -> DecisionKey:
         return DecisionKey(
@@ -147,5 +182,5 @@ class ScheduleSearch(FunctionSearch):
     def find(self, model: Any) -> list[RemainingFunction]:
         return remaining_functions(model, self._target)
 
-    def search(self, function: RemainingFunction, seconds: float, tell: Tell) -> SearchResult:
-        return search_schedule(function, self._target, seconds, tell=tell)
+    def search(self, function: RemainingFunction, seconds: float, tell: Tell, known: Progress) -> SearchResult:
+        return search_schedule(function, self._target, seconds, tell=tell, known=known)

@@ -218,7 +218,7 @@ class Search:
     def _keep(self, contest: Contest, ranking: list[Ranked]) -> None:
         told = {
             "workload": str(contest.workload),
-            "complete": contest.is_over,
+            "complete": contest.is_complete,
             "limit_ns": contest.limit_ns,
             "num_waiting": contest.num_waiting,
             "ranking": [one.fields() for one in ranking],

@@ -22,6 +22,7 @@ from hone.errors import DeviceLost, HoneError
 from hone.specialization import Signature
 from hone.tuning.activity import Activity, ActivityView
 from hone.tuning.budget import GPU_RESERVE_BYTES
+from hone.tuning.cache_counts import CacheTelling
 from hone.tuning.domains import derive_domains
 from hone.tuning.gate import Verdict, judge
 from hone.tuning.inputs import InputSet
@@ -149,10 +150,15 @@ class Work:
 
 def run(spec: Message, emit: Emit) -> None:
     """The whole job, with the real compiler and the real cache."""
-    from hone.tuning.compile import open_compiler
+    from hone.tuning.compile import open_cache, open_compiler
 
-    compile_step, ledger = open_compiler(spec)
-    specialize_all(spec, emit, compile_step, ledger)
+    cache = open_cache(spec)
+    compile_step, ledger = open_compiler(spec, cache)
+    telling = CacheTelling(cache.statistics, emit)
+    try:
+        specialize_all(spec, telling.emit, compile_step, ledger)
+    finally:
+        telling.tell()
 
 
 def baseline_settings(spec: Message) -> SessionSettings:

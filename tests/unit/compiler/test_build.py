@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,9 +14,20 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from hone.compiler.build import BuildFailed, LinkFailed, build_functions, first_line, source_digest, toolchain
+from hone.compiler.build import (
+    BuildFailed,
+    GraphRefused,
+    LinkFailed,
+    build_functions,
+    first_line,
+    graph_problem,
+    source_digest,
+    toolchain,
+)
 from hone.compiler.mathematics import expand_transcendentals
 from hone.compiler.target import CpuTarget
+from hone.compiler.templates.cpp.compiler import CompilerFailed, SourceCompiler
+from hone.compiler.templates.cutlass.toolchain import NvccFailed
 
 HOST = CpuTarget.detect(num_threads=1)
 
@@ -168,3 +182,53 @@ def test_target_fields_tell_what_changes_code(change):
     }
     fields = {name: getattr(HOST, name) for name in HOST.__dataclass_fields__}
     assert CpuTarget(**{**fields, change: values[change]}).fields() != HOST.fields()
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        subprocess.TimeoutExpired("nvcc", 600.0),
+        CompilerFailed("g++", None, ""),
+        CompilerFailed("g++", -9, ""),
+        CompilerFailed("g++", 1, "g++: fatal error: Killed signal terminated program cc1plus"),
+        CompilerFailed("g++", 1, "k.cpp:1: note: x\nerror: cannot write k.s: No space left on device"),
+        CompilerFailed("g++", 1, "cc1plus: out of memory allocating 65536 bytes"),
+        CompilerFailed("clang++", 254, "clang++: error: unable to execute command: Killed"),
+        NvccFailed("was ended by signal 9", ""),
+        LinkFailed("g++ exited with 1: /usr/bin/ld: final link failed: No space left on device"),
+        BuildFailed("a part of it", MemoryError()),
+    ],
+    ids=str,
+)
+def test_what_the_machine_is_to_blame_for(problem):
+    assert BuildFailed("a kernel", problem).is_of_the_machine
+    assert not isinstance(graph_problem("phase 5", problem), GraphRefused)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ValueError("no such loop"),
+        CompilerFailed("g++", 1, "kernel.cpp:3: error: no such type"),
+        CompilerFailed("g++", 1, "internal compiler error: Segmentation fault"),
+        NvccFailed("exited with 1", "kernel.cu(7): error: no such tile", is_refusal=True),
+        LinkFailed("g++ exited with 1: undefined reference to `f'"),
+        BuildFailed("a part of it", ValueError("no such loop")),
+    ],
+    ids=str,
+)
+def test_what_a_candidate_is_to_blame_for(problem):
+    assert not BuildFailed("a kernel", problem).is_of_the_machine
+
+
+def test_a_compiler_that_is_killed_says_nothing_of_its_source(tmp_path):
+    """By a real process: what stands for the compiler kills itself."""
+    command = tmp_path / "g++"
+    command.write_text('#!/bin/sh\n[ "$1" = --version ] || kill -9 $$\n')
+    command.chmod(0o755)
+    with pytest.raises(BuildFailed, match="exited with -9") as raised:
+        SourceCompiler(str(command), ".cpp", ()).compile("int f();", tmp_path / "kernel.so")
+    assert raised.value.is_of_the_machine

@@ -1,4 +1,4 @@
-"""A fixed sample of ONNX's operator cases import, compile and match as recorded: coverage can only grow.
+"""A fixed sample of ONNX's operator cases passes hone's pipeline and engine as recorded: coverage can only grow.
 
 After an improvement, `python -m benchmarks.onnx_coverage --record` writes the record anew.
 """
@@ -21,8 +21,9 @@ def worker():
     worker.close()
 
 
-#: Of the operator cases that ONNX Runtime runs, those that import, compile and match.
-LEAST_MATCHING = 1499
+#: Of the operator cases that ONNX Runtime runs, those that import, compile and match. One less than what TVM's own
+#: pipeline came to: of a nearest pixel that two are equally far from, code with fused multiplications takes the other.
+LEAST_MATCHING = 1498
 RECORD = json.loads(SAMPLE.read_text(encoding="utf-8"))
 
 
@@ -35,8 +36,8 @@ def test_case(case, worker):
 
 
 def test_the_sample_is_large_and_mostly_well():
-    assert len(RECORD) >= 123
-    assert sum(expected["stage"] == "ok" for expected in RECORD.values()) >= 116
+    assert len(RECORD) >= 128
+    assert sum(expected["stage"] == "ok" for expected in RECORD.values()) >= 121
 
 
 def test_the_table_counts_what_it_is_given(worker):

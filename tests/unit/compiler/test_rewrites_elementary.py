@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hone.compiler.rewrites import rewrite
-from tests.unit.compiler.graphs import assert_same, graph_of, model, run
+from tests.unit.compiler.graphs import assert_same, graph_of, model, operators, run
 
 RNG = np.random.default_rng(21)
 IMAGE = RNG.normal(size=(1, 8, 4, 6)).astype(np.float32)
@@ -56,6 +56,23 @@ def test_eye_like(tmp_path):
         {"x": np.zeros((3, 5), np.int32)},
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("repeats", [[7, 6, 4, 2], [1, 1, 1, 3], [2, 1, 1, 1], [1, 1, 1, 1], [1, 5, 1, 2]])
+def test_tile(repeats, tmp_path):
+    proto = model(
+        "g (float[a, b, c, d] x) => (float[e, f, g, h] y) { y = Tile (x, repeats) }",
+        {"repeats": np.array(repeats, np.int64)},
+    )
+    graph = check(proto, {"x": IMAGE}, tmp_path, tolerance=0.0)
+    assert "Tile" not in operators(graph)
+
+
+def test_tile_to_nothing_is_left_alone(tmp_path):
+    proto = model(
+        "g (float[a, b] x) => (float[e, f] y) { y = Tile (x, repeats) }", {"repeats": np.array([0, 2], np.int64)}
+    )
+    assert not rewrite(graph_of(proto, {"x": IMAGE[0, 0]}, tmp_path))
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -33,6 +33,23 @@ def test_a_split_whose_parts_all_have_items_stays(tmp_path):
     assert not rewrite(graph_of(split([1, 5], 18), {"x": X}, tmp_path))
 
 
+@pytest.mark.parametrize("parts", ["x, e", "e, x", "e, x, e, x", "e, x, e"])
+def test_concat(parts, tmp_path):
+    text = f"g (float[n, m] x) => (float[n, k] y) {{ y = Concat <axis = -1> ({parts}) }}"
+    proto = model(text, {"e": np.zeros((3, 0), np.float32)}, opset=20)
+    graph = graph_of(proto, {"x": X}, tmp_path)
+    assert rewrite(graph)
+    assert_same(run(graph.attached(), {"x": X}), run(proto, {"x": X}))
+    assert not rewrite(graph)
+
+
+@pytest.mark.parametrize("parts", ["x, x", "e, e"])
+def test_a_concat_of_parts_that_are_alike_stays(parts, tmp_path):
+    text = f"g (float[n, m] x) => (float[n, k] y) {{ y = Concat <axis = 1> ({parts}) }}"
+    proto = model(text, {"e": np.zeros((3, 0), np.float32)}, opset=20)
+    assert not rewrite(graph_of(proto, {"x": X}, tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["float", "float16", "double"])
 @pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
 def test_extremes_of_nothing(operator, kind, tmp_path):

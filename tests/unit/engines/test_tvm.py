@@ -141,6 +141,93 @@ def test_output_that_is_a_weight_is_copied(tmp_path, runtime):
     np.testing.assert_array_equal(y, weight + 1)
 
 
+@pytest.mark.parametrize("outputs", [["w"], ["w", "y"], ["y", "w"], ["v", "w"], ["w", "a"], ["q"], ["q", "y"]])
+def test_outputs_that_hang_on_no_input(tmp_path, runtime, outputs):
+    """Weights, also quantized ones, that are outputs as they are: alone, beside each other, and beside a result."""
+    weights = {
+        "weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "other": np.arange(10, dtype=np.float32) / 3,
+        "quantized": np.arange(-6, 6, dtype=np.int8).reshape(3, 4),
+        "scale": np.array(0.5, np.float32),
+    }
+    nodes = {
+        "w": ("Identity", ["weight"], ["w"], {}),
+        "a": ("Identity", ["weight"], ["a"], {}),
+        "v": ("Identity", ["other"], ["v"], {}),
+        "q": ("DequantizeLinear", ["quantized", "scale"], ["q"], {}),
+        "y": ("Add", ["x", "weight"], ["y"], {}),
+    }
+    shapes = {name: [10] if name == "v" else [3, 4] for name in outputs}
+    model = save_model(
+        tmp_path / "model.onnx",
+        [nodes[name] for name in outputs],
+        {"x": ("float32", [3, 4])},
+        {name: ("float32", shape) for name, shape in shapes.items()},
+        weights,
+    )
+    instance = load(compile_to(tmp_path / "artifact", model), runtime).instantiate()
+    x = np.ones((3, 4), np.float32)
+    results = instance.run({"x": x}, outputs)
+    for got, expected in zip(results, baseline(model, {"x": x}, outputs), strict=True):
+        np.testing.assert_array_equal(got, expected)
+        got[...] = 7  # whoever gets an answer may do with it as they like
+    np.testing.assert_array_equal(instance.run({"x": x}, outputs[:1])[0], baseline(model, {"x": x}, outputs[:1])[0])
+
+
+WITHOUT_VECTORS = {
+    "tan": [("Tan", ["x"], ["y"], {})],
+    "sinh": [("Sinh", ["x"], ["y"], {})],
+    "cosh": [("Cosh", ["x"], ["y"], {})],
+    "sin / cos": [("Sin", ["x"], ["s"], {}), ("Cos", ["x"], ["c"], {}), ("Div", ["s", "c"], ["y"], {})],
+    "sum of tan": [("Tan", ["x"], ["t"], {}), ("ReduceSum", ["t", "axes"], ["y"], {"keepdims": 1})],
+    "tan - largest": [
+        ("Tan", ["x"], ["t"], {}),
+        ("ReduceMax", ["t"], ["m"], {"axes": [1]}),
+        ("Sub", ["t", "m"], ["y"], {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_VECTORS)
+def test_functions_of_which_llvm_makes_no_right_vectors(tmp_path, runtime, what):
+    x = np.linspace(-1.5, 1.5, 8 * 96, dtype=np.float32).reshape(8, 96)
+    nodes = WITHOUT_VECTORS[what]
+    shape = [8, 1] if what == "sum of tan" else [8, 96]
+    axes = {"axes": np.array([1], np.int64)}
+    model = save_model(tmp_path / "m.onnx", nodes, {"x": ("float32", [8, 96])}, {"y": ("float32", shape)}, axes)
+    (y,) = load(compile_to(tmp_path / "artifact", model), runtime).instantiate().run({"x": x}, ["y"])
+    np.testing.assert_allclose(y, baseline(model, {"x": x}, ["y"])[0], rtol=1e-5, atol=1e-4)
+
+
+def test_tiles_of_powers_of_two(tmp_path, runtime):
+    """LLVM makes wrong code of the remainders by which TVM tiles, on CPUs with AVX-512."""
+    model = save_model(
+        tmp_path / "model.onnx",
+        [("Tile", ["x", "repeats"], ["y"], {})],
+        {"x": ("float32", [2, 3, 4, 5])},
+        {"y": ("float32", [14, 18, 16, 10])},
+        {"repeats": np.array([7, 6, 4, 2], np.int64)},
+    )
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    (y,) = load(compile_to(tmp_path / "artifact", model), runtime).instantiate().run({"x": x}, ["y"])
+    np.testing.assert_array_equal(y, np.tile(x, (7, 6, 4, 2)))
+
+
+@pytest.mark.parametrize("operator", ["Sin", "ReduceSum"])
+def test_inputs_without_items(tmp_path, runtime, operator):
+    model = save_model(
+        tmp_path / "model.onnx",
+        [("Sin", ["x"], ["y"], {}) if operator == "Sin" else ("ReduceSum", ["x", "axes"], ["y"], {})],
+        {"x": ("float32", [2, 0, 4])},
+        {"y": ("float32", [2, 0, 4] if operator == "Sin" else [2, 0, 1])},
+        {} if operator == "Sin" else {"axes": np.array([2], np.int64)},
+    )
+    instance = load(compile_to(tmp_path / "artifact", model), runtime).instantiate()
+    for x in (np.empty((2, 0, 4), np.float32), aligned_empty((2, 0, 4), np.float32)):
+        (y,) = instance.run({"x": x}, ["y"])
+        assert y.shape == baseline(model, {"x": x}, ["y"])[0].shape
+
+
 def test_picks_outputs_by_name(tmp_path, runtime):
     model = save_model(
         tmp_path / "model.onnx",

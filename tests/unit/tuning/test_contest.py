@@ -10,6 +10,7 @@ import pytest
 from hone.compiler.build import BuildFailed
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
+from hone.compiler.templates.cpp.compiler import CompilerFailed
 from hone.compiler.templates.registry import templates_for
 from hone.compiler.workload import TensorType, Workload
 from hone.tuning import contest as module
@@ -35,11 +36,11 @@ class Clock:
 
 class Template:
     """Candidate i takes `times[i]` nanoseconds. `wrong`, `partial` and `broken` are those that compute something else,
-    leave a part as it was, or do not compile."""
+    leave a part as it was, or do not compile; `unlucky` are those that the machine cannot build now."""
 
-    def __init__(self, name, times, clock, *, wrong=(), partial=(), broken=()):
+    def __init__(self, name, times, clock, *, wrong=(), partial=(), broken=(), unlucky=()):
         self.name, self.times, self.clock = name, times, clock
-        self.wrong, self.partial, self.broken = wrong, partial, broken
+        self.wrong, self.partial, self.broken, self.unlucky = wrong, partial, broken, unlucky
         self.built: list[int] = []
 
     def matches(self, workload, target):
@@ -59,6 +60,8 @@ class Template:
         self.built.append(at)
         if at in self.broken:
             raise BuildFailed("a made-up kernel", ValueError("it does not compile"))
+        if at in self.unlucky:
+            raise BuildFailed("a made-up kernel", CompilerFailed("g++", -9, ""))
         return Kernel(self, at)
 
 
@@ -113,6 +116,30 @@ def test_who_computes_something_else_or_does_not_compile_is_out(hold, fault):
     one = hold(template, clock=clock)
     assert [ranked.candidate["at"] for ranked in one.ranking()] == [2, 0]
     assert one.counts.num_failed == 1
+
+
+def test_whom_the_machine_could_not_build_was_not_tried(hold):
+    """Nothing is held against such a candidate nor its template, and the contest is not complete without it."""
+    clock = Clock()
+    template = Template("a", [5 * SLOW, 4 * SLOW, 3 * SLOW, *[2 * SLOW] * 6], clock, unlucky=(0, 1, 2, 4, 5, 6, 7))
+    one = hold(template, clock=clock)
+    assert template.built == list(range(9)), "four in a row that are no better would have ended it"
+    assert one.is_over and not one.is_complete
+    known = {ranked.candidate: ranked.ns for ranked in one.ranking()}
+    assert [candidate["at"] for candidate in known] == [3, 8]
+    template.unlucky = ()
+    again = hold(template, clock=clock, known=known)
+    assert again.is_complete
+    assert template.built[9:] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_template_that_is_out_by_what_was_measured_waits_for_nobody(hold):
+    clock = Clock()
+    fast = Template("fast", [SLOW] * 3, clock)
+    slow = Template("slow", [9 * SLOW] * 5, clock, unlucky=(1,))
+    one = hold(fast, slow, clock=clock)
+    assert one.is_complete
+    assert hold(Template("b", [SLOW] * 3, clock, broken=(1,)), clock=clock).is_complete
 
 
 def test_one_workload_never_has_more_candidates_than_allowed(hold):

@@ -108,6 +108,33 @@ def test_a_search_that_was_not_finished_goes_on(search, monkeypatch):
     assert not set(template.built) & set(tried)
 
 
+def test_a_search_whose_compilers_were_killed_goes_on(search):
+    one, template = search(TIMES)
+    template.unlucky = (1,)
+    assert decide(one, workload(64)) == {workload(64).digest: Candidate.of("a", at=2)}
+    assert one.ranking(workload(64))["complete"] is False
+    again, template = search(TIMES)
+    assert decide(again, workload(64)) == {workload(64).digest: Candidate.of("a", at=1)}
+    assert template.built == [1]
+    assert again.ranking(workload(64))["complete"] is True
+
+
+def test_a_search_that_could_build_nothing_leaves_nothing(search):
+    one, template = search(TIMES)
+    template.unlucky = (0, 1, 2)
+    assert decide(one, workload(64)) == {}
+    assert one.ranking(workload(64)) is None
+
+
+def test_a_candidate_that_does_not_compile_is_a_result(search):
+    one, template = search(TIMES)
+    template.broken = (1,)
+    decide(one, workload(64))
+    again, template = search(TIMES)
+    assert decide(again, workload(64)) == {workload(64).digest: Candidate.of("a", at=2)}
+    assert template.built == []
+
+
 def test_what_one_model_found_not_worth_it_another_leaves_alone(search, monkeypatch):
     one, _ = search([SLOW] * 40)
     monkeypatch.setattr(search_module, "_NOT_WORTH_IT", 0.3)

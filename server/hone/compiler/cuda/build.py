@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from hone.compiler.build import BuildFailed, Library, build_executable
+from hone.compiler.build import BuildFailed, Library, build_executable, tells_of_want
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.cutlass.slots import compiler_slot
@@ -97,6 +97,8 @@ def compile_device_code(source: str, toolchain: CudaToolchain, target: CudaTarge
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise BuildFailed("device code", problem) from problem
         if ran.returncode != 0:
-            failed = NvccFailed(f"exited with {ran.returncode}", ran.stdout + ran.stderr)
+            log = ran.stdout + ran.stderr
+            is_refusal = ran.returncode > 0 and not tells_of_want(log)
+            failed = NvccFailed(f"exited with {ran.returncode}", log, is_refusal=is_refusal)
             raise BuildFailed("device code", failed)
         return output.read_bytes()

@@ -20,8 +20,16 @@ from hone.compiler.cuda.partition import Templates
 from hone.compiler.cuda.pipeline import cuda_functions
 from hone.compiler.cuda.schedule import is_scheduled, modelled_microseconds, plain_cuda_schedule
 from hone.compiler.cuda_target import CudaTarget
-from hone.compiler.metaschedule import Bench, Proposals, RemainingFunction, SearchResult, called_functions, search_on
+from hone.compiler.metaschedule import (
+    Bench,
+    Progress,
+    RemainingFunction,
+    SearchResult,
+    called_functions,
+    search_on,
+)
 from hone.compiler.pipeline import Model
+from hone.compiler.proposals import Proposals
 from hone.compiler.templates.cutlass.registry import CUTLASS_TEMPLATES
 from hone.compiler.templates.cutlass.toolchain import CudaToolchain
 
@@ -68,14 +76,18 @@ def search_cuda_schedule(
     bench: Bench,
     seconds: float,
     tell: Callable[[int, float, float], None] | None = None,
+    known: Progress | None = None,
 ) -> SearchResult:
     """As `metaschedule.search_schedule` does it for CPUs, against dlight's schedule. Raises what `bench` raises."""
+    known = known or Progress()
     return search_on(
         bench,
         function.func,
         plain_cuda_schedule(function.func, target),
-        lambda: cuda_proposals(function.func, target),
+        # With the seed of before, the same would be proposed again.
+        lambda: cuda_proposals(function.func, target, seed=known.num_trials),
         time.monotonic() + seconds,
         tell,
+        known,
         good_enough_us=_AT_MEMORY * function.microseconds,
     )

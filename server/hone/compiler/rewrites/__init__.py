@@ -31,6 +31,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
         "Attention": attention.attention,
         "Col2Im": patches.col2im,
+        "Concat": empty.concat,
         "ConvInteger": quantized.conv_integer,
         "ConvTranspose": elementary.conv_transpose,
         "CumProd": sequences.cumulative_product,
@@ -63,6 +64,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "SpaceToDepth": elementary.space_to_depth,
         "Split": empty.split,
         "TensorScatter": sequences.tensor_scatter,
+        "Tile": elementary.tile,
     }
 )
 

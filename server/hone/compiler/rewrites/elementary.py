@@ -53,6 +53,22 @@ def eye_like(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     return emit.made
 
 
+def tile(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """Tile of constant repeats as a broadcast between two reshapes. TVM's own takes remainders of indices, of which
+    LLVM 22 makes wrong code for CPUs with AVX-512 where sizes are small powers of two."""
+    shape = graph.shape(node.input[0])
+    repeats = graph.constant(node.input[1]) if len(node.input) > 1 else None
+    if not shape or repeats is None or repeats.shape != (len(shape),) or not all(shape) or not repeats.all():
+        return None
+    times = repeats.tolist()
+    narrow = [n for size, count in zip(shape, times, strict=True) for n in ([1, size] if count > 1 else [size])]
+    wide = [n for size, count in zip(shape, times, strict=True) for n in ([count, size] if count > 1 else [size])]
+    emit = Emitter(graph, node)
+    repeated = emit("Expand", emit.reshape(node.input[0], narrow), emit.constant(np.array(wide, np.int64)))
+    emit.bind(node.output[0], emit.reshape(repeated, [size * count for size, count in zip(shape, times, strict=True)]))
+    return emit.made
+
+
 def lp_normalization(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     """LpNormalization, which leaves vectors of length zero as they are."""
     order, axis = attribute(node, "p", 2), attribute(node, "axis", -1)

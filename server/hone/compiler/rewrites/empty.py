@@ -1,4 +1,5 @@
-"""Tensors without items: TVM does not split them off, and gives their extremes as the largest numbers of their type."""
+"""Tensors without items: TVM does not split them off, gives their extremes as the largest numbers of their type, and
+writes constants of them that it does not read again."""
 
 from __future__ import annotations
 
@@ -26,6 +27,17 @@ def split(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
     elif filled:
         wanted = emit.constant(np.array([size for size in sizes if size], np.int64))
         emit.made.append(helper.make_node("Split", [node.input[0], wanted], filled, axis=axis))
+    return emit.made
+
+
+def concat(graph: Graph, node: NodeProto) -> list[NodeProto] | None:
+    """Concat, some of whose parts are empty: of the others."""
+    axis, shapes = attribute(node, "axis", 0), [graph.shape(name) for name in node.input]
+    filled = [name for name, shape in zip(node.input, shapes, strict=True) if shape is None or shape[axis] != 0]
+    if not filled or len(filled) == len(node.input):
+        return None
+    emit = Emitter(graph, node)
+    emit.bind(node.output[0], emit.concat(filled, axis) if len(filled) > 1 else filled[0])
     return emit.made
 
 

@@ -17,6 +17,11 @@ _SPATIAL, _REDUCTION = 0, 2
 
 #: Operations that an arithmetic function of one argument stands for, roughly.
 _CALL_OPERATIONS = {"tirx.exp": 20, "tirx.tanh": 25, "tirx.erf": 30, "tirx.log": 20, "tirx.sigmoid": 22, "tirx.pow": 40}
+#: LLVM 22 makes wrong vectors of these, or none: of a tangent, and of a sine and a cosine in one loop, which it
+#: computes together. Of single numbers its code is right.
+_WITHOUT_VECTORS = tuple(
+    frozenset(f"tirx.{name}" for name in names) for names in (("tan",), ("sinh",), ("cosh",), ("sin", "cos"))
+)
 
 
 class NotApplicable(Exception):
@@ -54,6 +59,8 @@ class Block:
     num_bytes: int
     nesting: int
     """Transcendental functions in each other's arguments (`mathematics.nesting`)."""
+    has_vectors: bool
+    """Whether LLVM makes right vectors of its arithmetic."""
 
     @property
     def spatial(self) -> tuple[Loop, ...]:
@@ -83,7 +90,7 @@ def root_blocks(schedule: Schedule) -> list[Any]:
 
 
 def read_block(schedule: Schedule, rv: Any) -> Block | None:
-    """The block, or None where its loops are not plain (opaque code, sizes known at run time only)."""
+    """The block, or None where its loops are not plain (opaque code, sizes known at run time only) or never run."""
     block = schedule.get(rv)
     loops = schedule.get_loops(rv)
     variables = list(block.iter_vars)
@@ -93,7 +100,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
     if kinds != sorted(kinds) or not set(kinds) <= {_SPATIAL, _REDUCTION}:
         return None
     extents = [_extent(schedule.get(loop)) for loop in loops]
-    if None in extents:
+    if None in extents or 0 in extents:
         return None
     sizes = [int(extent) for extent in extents if extent is not None]
     analyzer = sym.Analyzer()
@@ -118,6 +125,7 @@ def read_block(schedule: Schedule, rv: Any) -> Block | None:
         operations=_operations(block.body),
         num_bytes=sum(_num_bytes(region.source) for region in (*block.reads, *block.writes)),
         nesting=nesting(block.body),
+        has_vectors=not any(names <= _functions(block.body) for names in _WITHOUT_VECTORS),
     )
 
 
@@ -193,6 +201,13 @@ def _operations(body: Any) -> int:
     kinds = (ir.Call, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Select)
     tvm_ffi.structural.structural_walk(body, (kinds, see))
     return max(count, 1)
+
+
+def _functions(body: Any) -> set[str]:
+    """Names of the functions that are called."""
+    names: set[str] = set()
+    tvm_ffi.structural.structural_walk(body, (ir.Call, lambda call: names.add(str(getattr(call.op, "name", "")))))
+    return names
 
 
 def _num_bytes(buffer: Any) -> int:

@@ -23,7 +23,7 @@ def schedule_elementwise(schedule: Schedule, block: Block, target: CpuTarget, *,
     extent = prod(loop.extent for loop in inner)
     contiguous = inner[-1].contiguous
     fused = _fuse(schedule, inner)
-    lanes = lanes_of(extent, target) if contiguous else 0
+    lanes = lanes_of(extent, target) if contiguous and block.has_vectors else 0
     outside: list[Any] = [loop.rv for loop in outer]
     if lanes:
         rest, vector = schedule.split(fused, [None, lanes])

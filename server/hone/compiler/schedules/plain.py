@@ -63,7 +63,7 @@ def _elementwise(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
 
 def _reduction(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
     """One reduction, and at most what follows it item by item."""
-    blocks = _plain_blocks(schedule, 1, 2)
+    blocks = _with_vectors(_plain_blocks(schedule, 1, 2))
     if not blocks[0].reduction or any(block.reduction for block in blocks[1:]):
         raise NotApplicable("not one reduction")
     schedule_reduction(schedule, blocks[0], blocks[1] if blocks[1:] else None, target, parallel=parallel)
@@ -71,7 +71,7 @@ def _reduction(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
 
 def _rows(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
     """Reductions and what is between them, row by row: softmax, norms."""
-    schedule_rows(schedule, _plain_blocks(schedule, *range(2, 16)), target, parallel=parallel)
+    schedule_rows(schedule, _with_vectors(_plain_blocks(schedule, *range(2, 16))), target, parallel=parallel)
 
 
 def _each_block(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
@@ -80,9 +80,9 @@ def _each_block(schedule: Schedule, target: CpuTarget, parallel: bool) -> None:
         if block is None:
             continue
         worth = parallel and target.is_worth_threads(block.points * block.operations, block.num_bytes)
-        if block.reduction:
+        if block.reduction and block.has_vectors:
             schedule_reduction(schedule, block, None, target, parallel=worth)
-        else:
+        elif not block.reduction:
             schedule_elementwise(schedule, block, target, parallel=worth)
 
 
@@ -92,6 +92,12 @@ _RULES: dict[str, Callable[[Schedule, CpuTarget, bool], None]] = {
     "rows": _rows,
     "each block": _each_block,
 }
+
+
+def _with_vectors(blocks: list[Block]) -> list[Block]:
+    if not all(block.has_vectors for block in blocks):
+        raise NotApplicable("LLVM makes no right vectors of it")
+    return blocks
 
 
 def _plain_blocks(schedule: Schedule, *counts: int) -> list[Block]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm_ffi.libinfo
 
-from hone.compiler.build import LINKERS, BuildFailed
+from hone.compiler.build import LINKERS, BuildFailed, CompilerEnded, tells_of_want
 
 #: Extensions of the instruction set that kernels ask for -> the compiler's flag. Named one by one: a compiler may not
 #: know the CPU's own name yet.
@@ -32,11 +32,12 @@ _FEATURE_FLAGS = {
 _TIMEOUT_SECONDS = 120.0
 
 
-class CompilerFailed(Exception):
-    """The compiler refused a source: its first error, and all that it said in `log`."""
+class CompilerFailed(CompilerEnded):
+    """The message has the compiler's first error. `returncode` is None where its time was up."""
 
     def __init__(self, command: str, returncode: int | None, log: str) -> None:
         self.log = log
+        self.is_refusal = returncode is not None and returncode > 0 and not tells_of_want(log)
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         ended = f"exited with {returncode}" if returncode is not None else f"took more than {_TIMEOUT_SECONDS:.0f} s"

@@ -76,7 +76,7 @@ def published_kernel(
     if isinstance(found, Entry):
         return PublishedKernel(digest, found.files[KERNEL_FILE])
     if reason := cache.quarantined(digest, scope):
-        raise BuildRefused(str(candidate), NvccFailed("refused it before", reason))
+        raise BuildRefused(str(candidate), NvccFailed("refused it before", reason, is_refusal=True))
     entry = cache.get_or_build("kernels", digest, scope, lambda: _build(cache, template, workload, candidate, target))
     if isinstance(entry, Failure):
         problem = OSError(f"it was built and could not be kept in {cache.path}: {entry.reason.value} ({entry.detail})")

@@ -23,7 +23,7 @@ from typing import Any
 
 import tvm_ffi.libinfo
 
-from hone.compiler.build import BuildFailed
+from hone.compiler.build import BuildFailed, CompilerEnded, tells_of_want
 from hone.compiler.cuda_target import CudaTarget
 from hone.compiler.templates.cutlass.resources import KernelResources, parse_resources
 from hone.compiler.templates.cutlass.slots import compiler_slot
@@ -57,21 +57,16 @@ class ToolchainMissing(BuildFailed):
         super().__init__("CUDA toolchain", problem)
 
 
-#: How compilers say that the machine, and not the source, is why they end: another time they may not.
+#: How compilers say that there is no room for what they write.
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
-_OF_THE_MACHINE = re.compile(
-    r"died due to signal (7|9|15)\b|Killed signal|Terminated signal|[Oo]ut of memory|[Cc]annot allocate memory"
-    r"|memory exhausted|bad_alloc|Input/output error|Read-only file system|Too many open files"
-)
 
 
-class NvccFailed(Exception):
-    """nvcc refused a source: its first error, and all that it said in `log`."""
+class NvccFailed(CompilerEnded):
+    """The message has nvcc's first error."""
 
     def __init__(self, ended: str, log: str, *, is_refusal: bool = False) -> None:
         self.log = log
         self.is_refusal = is_refusal
-        """The compiler ran to its end and said no: trying again gives the same."""
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
         super().__init__(f"nvcc {ended}: {(errors or lines or ['no message'])[0]}")
@@ -157,7 +152,7 @@ class CudaToolchain:
         if ran.returncode != 0:
             if _NO_ROOM.search(log):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            is_refusal = ran.returncode > 0 and "error" in log and not _OF_THE_MACHINE.search(log)
+            is_refusal = ran.returncode > 0 and "error" in log and not tells_of_want(log)
             refused = NvccFailed(_ended(ran.returncode), log, is_refusal=is_refusal)
             raise BuildFailed("a CUTLASS kernel", refused) from refused
         return CompileReport(log, parse_resources(log), seconds)
