@@ -42,6 +42,7 @@ class _Known:
     trace: str | None = None
     is_complete: bool = False
     progress: Progress = field(default_factory=Progress)
+    is_kept: bool = True
 
 
 class FunctionSearch:
@@ -113,8 +114,10 @@ class FunctionSearch:
             tell(f"{SCHEDULING_STAGE} of {function.name}: {num_trials} tried, best {best_us:.1f} of {plain_us:.1f} us")
 
         result = self.search(function, seconds, told, known.progress)
-        if result is None or (result.num_trials == 0 and not result.is_complete):
-            return known.trace  # there is nothing new
+        if result is None:
+            return known.trace
+        if result.num_trials == 0 and not result.is_complete and (known.is_kept or not math.isfinite(result.plain_us)):
+            return known.trace  # nothing new, not even what the plain schedule takes
         counts.num_built += result.num_trials
         counts.num_measured += result.num_trials - result.num_failed
         counts.num_failed += result.num_failed
@@ -125,13 +128,13 @@ class FunctionSearch:
     def _recall(self, function: RemainingFunction) -> _Known:
         told = read_decision(self._cache, self._key(function.digest), SCHEDULE_FILE)
         if told is None:
-            return _Known()
+            return _Known(is_kept=False)
         try:
             trace, is_complete = told["trace"], bool(told["complete"])
             records = tuple((str(one["trace"]), float(one["us"])) for one in told["records"])
             progress = Progress(int(told["num_trials"]), int(told["num_no_better"]), records)
         except (ValueError, KeyError, TypeError):
-            return _Known()  # not understood: searched again
+            return _Known(is_kept=False)  # not understood: searched again
         return _Known(trace if isinstance(trace, str) else None, is_complete, progress)
 
     def _keep(self, function: RemainingFunction, result: SearchResult) -> None:
