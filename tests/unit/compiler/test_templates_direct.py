@@ -226,3 +226,20 @@ def test_it_is_asked_for_what_it_can_do_only():
     grouped = tuple((name, 2 if name == "groups" else value) for name, value in work.attributes)
     assert not TEMPLATE.matches(Workload("conv2d", work.inputs, work.output, grouped), HOST)
     assert not TEMPLATE.matches(Workload("pool", work.inputs, work.output, work.attributes), HOST)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_wide_filters_are_loops(plain):
+    """A spectrum's window of 256 samples: written out, every tile had thousands of steps, and TVM took minutes."""
+    channels = 1 if plain else 16
+    work = convolution(channels, 258, (1, 640), (1, 256), (1, 128), plain=plain)
+    for candidate in TEMPLATE.candidates(work, HOST):
+        assert TEMPLATE.prim_func(work, candidate, HOST).script().count("\n") < 2000
+    check(work)
+
+
+def test_a_wide_filters_edges_are_written_out_as_far_as_that_is_little():
+    work = convolution(1, 32, (1, 64), (1, 20), padding=(0, 10, 0, 9), plain=True)
+    assert TEMPLATE.candidates(work, HOST)
+    check(work)
+    assert not TEMPLATE.matches(convolution(16, 32, (1, 640), (1, 300), padding=(0, 150, 0, 149)), HOST)

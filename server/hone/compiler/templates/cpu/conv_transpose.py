@@ -18,7 +18,18 @@ from tvm.script.ir_builder import tirx as T
 
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
-from hone.compiler.templates.cpu.emit import Axis, each_tile, finish, lanes, local, loop, prim_func, store
+from hone.compiler.templates.cpu.emit import (
+    MAX_WRITTEN,
+    Axis,
+    each_tile,
+    finish,
+    lanes,
+    local,
+    loop,
+    prim_func,
+    store,
+    written_steps,
+)
 from hone.compiler.templates.cpu.tile import tile_cost
 from hone.compiler.templates.packing import Packing
 from hone.compiler.templates.tir import TirTemplate
@@ -64,6 +75,13 @@ def phases_of(workload: Workload, axis: int) -> list[Phase]:
     return found
 
 
+def _written(workload: Workload, width: int) -> int:
+    """Steps that are written out, of all pairs of phases."""
+    _, _, _, width_in, _ = workload.inputs[0].shape
+    num_rows = sum(len(phase.taps) for phase in phases_of(workload, 0))
+    return num_rows * sum(written_steps(phase.axis(width_in), width) for phase in phases_of(workload, 1) if phase.taps)
+
+
 class TransposedConvolution(TirTemplate):
     """Data NCHW{i}c, weights IOHW packed as {blocks}HWI{o}, output NCHW{o}c; one group; float32."""
 
@@ -74,6 +92,7 @@ class TransposedConvolution(TirTemplate):
             workload.op == "conv2d_transpose"
             and len(workload.inputs[0].shape) == len(workload.output.shape) == 5
             and all(tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output))
+            and _written(workload, 1) <= MAX_WRITTEN
         )
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
@@ -83,6 +102,8 @@ class TransposedConvolution(TirTemplate):
         found: list[tuple[float, Candidate]] = []
         for together, num in itertools.product((1, 2, 3), range(1, min(columns, 14) + 1)):
             fits = together * (num + 2) * vectors + 1 <= target.num_vector_registers
+            if together * _written(workload, num) > MAX_WRITTEN and (together, num) != (1, 1):
+                continue
             if blocks % together or not (fits or (together, num) == (1, 1)):
                 continue
             waste = -(-columns // num) * num / columns

@@ -15,7 +15,18 @@ from tvm.script.ir_builder import tirx as T
 
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
-from hone.compiler.templates.cpu.emit import Axis, each_tile, finish, lanes, local, loop, prim_func, store
+from hone.compiler.templates.cpu.emit import (
+    MAX_WRITTEN,
+    Axis,
+    each_tile,
+    finish,
+    lanes,
+    local,
+    loop,
+    prim_func,
+    store,
+    written_steps,
+)
 from hone.compiler.templates.packing import Packing
 from hone.compiler.templates.tir import TirTemplate
 from hone.compiler.workload import TensorType, Workload
@@ -34,8 +45,10 @@ class DepthwiseConvolution(TirTemplate):
         if workload.op != "depthwise_conv2d" or len(workload.inputs[0].shape) != 5 or len(workload.output.shape) != 5:
             return False
         data, out = workload.inputs[0].shape, workload.output.shape
-        return (data[1], data[4]) == (out[1], out[4]) and all(
-            tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output)
+        return (
+            (data[1], data[4]) == (out[1], out[4])
+            and all(tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output))
+            and written_steps(axes(workload)[1], 1) <= MAX_WRITTEN
         )
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
@@ -46,7 +59,10 @@ class DepthwiseConvolution(TirTemplate):
             # Beside the accumulators: a pixel and a weight.
             if (width + 2) * vectors > target.num_vector_registers and width > 1:
                 continue
+            written = written_steps(columns, width)
             for unroll in (0, 1):
+                if written * (rows.kernel if unroll else 1) > MAX_WRITTEN:
+                    continue
                 if unroll and width * rows.kernel * columns.kernel > _MAX_UNROLLED and width > 1:
                     continue
                 loads = (width - 1) * columns.stride + (columns.kernel - 1) * columns.dilation + 1 + columns.kernel

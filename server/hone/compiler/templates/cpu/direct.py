@@ -21,7 +21,7 @@ from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cpu import nests
 from hone.compiler.templates.cpu.depthwise import axes
-from hone.compiler.templates.cpu.emit import each_tile
+from hone.compiler.templates.cpu.emit import MAX_WRITTEN, each_tile, num_edges
 from hone.compiler.templates.cpu.nests import f32, loop, store, vector, when
 from hone.compiler.templates.cpu.tile import tile_cost
 from hone.compiler.templates.epilogue import apply_epilogue
@@ -36,6 +36,8 @@ _MAX_WIDTHS = 3
 _CROWDED = 1.08
 #: Steps of the reduction that are written out.
 _UNROLL = 4
+#: Columns of a filter that are written out; of a wider one (a spectrum's) only at the image's edges.
+_MAX_UNROLLED_TAPS = 11
 #: Plain input channels (a picture's) that are written out.
 _MAX_UNROLLED_CHANNELS = 4
 #: float32 items in a line of the cache.
@@ -81,10 +83,12 @@ class DirectConvolution(TirTemplate):
             and len(workload.output.shape) == 5
             and workload.output.shape[4] <= target.lanes
             and all(tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output))
+            and _written_at_edges(workload) <= MAX_WRITTEN
         )
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
         blocks_out, columns = workload.output.shape[1], Places.of(workload).columns
+        written = _written_at_edges(workload)
         found: list[tuple[float, Candidate]] = []
         for blocks in range(1, min(8, blocks_out) + 1):
             # Beside the accumulators: a step's weights and one input.
@@ -98,6 +102,7 @@ class DirectConvolution(TirTemplate):
                     pixels,
                 )
                 for pixels in range(1, min(columns, fitting) + 1)
+                if written * blocks <= MAX_WRITTEN
             )
             for cost, pixels in ranked[:_MAX_WIDTHS]:
                 for at, depth in enumerate(_depths(workload, blocks, pixels, target)):
@@ -127,6 +132,14 @@ class DirectConvolution(TirTemplate):
     def prim_func(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Any:
         packed = self.packing(workload, candidate, target)[1].result
         return _Kernel(workload, candidate, target, packed).prim_func()
+
+
+def _written_at_edges(workload: Workload) -> int:
+    """Steps of a wide filter that are written out, for each block of output channels."""
+    _, columns = axes(workload)
+    if columns.kernel <= _MAX_UNROLLED_TAPS:
+        return 0
+    return num_edges(columns) * columns.kernel * min(int(workload.inputs[1].shape[1]), _MAX_UNROLLED_CHANNELS)
 
 
 def _row_cost(columns: int, pixels: int, blocks: int) -> float:
@@ -230,12 +243,19 @@ class _Kernel:
                     low, high = self._taps(h)
                     with T.serial(low, high) as tap:
                         y = self._rows.first(h) + tap * self._rows.dilation
-                        for across in range(self._columns.kernel):
-                            held = [place for place in places if has(place[1], across)]
-                            if held:
-                                x = self._columns.first(start) + across * self._columns.dilation
-                                at = (n, y, x, self._columns.stride)
-                                self._reduce(held, group, tap, across, 0, self._channels, at)
+
+                        def column(held: list[tuple[int, int]], across: Any) -> None:
+                            x = self._columns.first(start) + across * self._columns.dilation
+                            self._reduce(held, group, tap, across, 0, self._channels, (n, y, x, self._columns.stride))
+
+                        taps = range(self._columns.kernel)
+                        if len(taps) > _MAX_UNROLLED_TAPS and all(has(p, at) for p in range(num) for at in taps):
+                            with loop(len(taps)) as across:
+                                column(places, across)
+                        else:
+                            for across in taps:
+                                if held := [place for place in places if has(place[1], across)]:
+                                    column(held, across)
                     self._finish(places, group, lambda p: (n, h, start + p))
 
                 each_tile(self._columns, self._pixels, tile)
@@ -333,7 +353,7 @@ class _Kernel:
                 store(self._sums[place], f32(0.0), lane)
 
     def _reduce(
-        self, places: Sequence[tuple[int, int]], group: Any, tap: Any, across: int, begin: Any, channels: int,
+        self, places: Sequence[tuple[int, int]], group: Any, tap: Any, across: Any, begin: Any, channels: int,
         at: tuple[Any, Any, Any, int], tile: Any = None,
     ) -> None:  # fmt: skip
         """Add one tap's products of `channels` input channels from `begin`. `at`: image, row, column, and stride."""

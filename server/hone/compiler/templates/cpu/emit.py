@@ -108,6 +108,21 @@ class Axis:
         return T.max(0, low), T.min(self.kernel, high)
 
 
+#: Steps of tiles that are written out, at most: what TVM does with more takes seconds, then minutes.
+MAX_WRITTEN = 1400
+
+
+def num_edges(axis: Axis) -> int:
+    """Outputs some of whose taps lie outside: each is a tile of its own."""
+    low, high = axis.inner
+    return axis.out - (high - low)
+
+
+def written_steps(axis: Axis, width: int) -> int:
+    """Steps (an output by a tap) that are written out along an axis: those of one tile inside, and all at the edges."""
+    return (min(width, axis.out - num_edges(axis)) + num_edges(axis)) * axis.kernel
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """`count` tiles of `width` columns from `start`. Where `inner`, all their taps lie within the image."""

@@ -21,7 +21,17 @@ from tvm.script.ir_builder import tirx as T
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
 from hone.compiler.templates.cpu.depthwise import axes
-from hone.compiler.templates.cpu.emit import each_tile, finish, lanes, local, loop, prim_func, store
+from hone.compiler.templates.cpu.emit import (
+    MAX_WRITTEN,
+    each_tile,
+    finish,
+    lanes,
+    local,
+    loop,
+    prim_func,
+    store,
+    written_steps,
+)
 from hone.compiler.templates.cpu.tile import tile_cost
 from hone.compiler.templates.packing import Packing
 from hone.compiler.templates.tir import TirTemplate
@@ -79,6 +89,7 @@ class GroupedConvolution(TirTemplate):
             and workload.attribute("groups") > 1
             and len(workload.inputs[0].shape) == len(workload.output.shape) == 5
             and all(tensor.dtype == "float32" for tensor in (*workload.inputs, workload.output))
+            and written_steps(axes(workload)[1], 1) <= MAX_WRITTEN
         )
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
@@ -88,6 +99,8 @@ class GroupedConvolution(TirTemplate):
         found: list[tuple[float, Candidate]] = []
         for together, num in itertools.product((1, 2, 3), range(1, min(columns, 14) + 1)):
             fits = together * (num + 2) * vectors + 1 <= target.num_vector_registers
+            if together * written_steps(axes(workload)[1], num) > MAX_WRITTEN:
+                continue
             # Blocks side by side must read the same channels.
             if (together > 1 and groups.outs % (together * groups.block)) or not (fits or (together, num) == (1, 1)):
                 continue

@@ -14,7 +14,18 @@ from tvm.script.ir_builder import tirx as T
 
 from hone.compiler.target import CpuTarget
 from hone.compiler.templates.base import Candidate
-from hone.compiler.templates.cpu.emit import Axis, each_tile, finish, lanes, local, loop, prim_func, store
+from hone.compiler.templates.cpu.emit import (
+    MAX_WRITTEN,
+    Axis,
+    each_tile,
+    finish,
+    lanes,
+    local,
+    loop,
+    prim_func,
+    store,
+    written_steps,
+)
 from hone.compiler.templates.tir import TirTemplate
 from hone.compiler.workload import Workload
 
@@ -42,12 +53,16 @@ class Pooling(TirTemplate):
     name = "cpu.pool2d_nchwc"
 
     def matches(self, workload: Workload, target: CpuTarget) -> bool:
-        return workload.op == "pool2d" and _is_blocked(workload)
+        return workload.op == "pool2d" and _is_blocked(workload) and bool(self._widths(workload, target))
 
     def candidates(self, workload: Workload, target: CpuTarget) -> Sequence[Candidate]:
-        out_w = workload.output.shape[3]
-        fitting = [width for width in _COLUMNS if width <= out_w and width + 2 <= target.num_vector_registers]
-        return [Candidate.of(self.name, columns=width) for width in fitting or [1]]
+        return [Candidate.of(self.name, columns=width) for width in self._widths(workload, target)]
+
+    def _widths(self, workload: Workload, target: CpuTarget) -> list[int]:
+        rows, columns = axes(workload)
+        written_rows = rows.kernel if rows.inner == (0, rows.out) else 1
+        fitting = [width for width in _COLUMNS if width <= columns.out and width + 2 <= target.num_vector_registers]
+        return [width for width in fitting or [1] if written_steps(columns, width) * written_rows <= MAX_WRITTEN]
 
     def prim_func(self, workload: Workload, candidate: Candidate, target: CpuTarget) -> Any:
         kind, (kernel_h, kernel_w) = workload.attribute("kind"), workload.attribute("window")
