@@ -1,4 +1,4 @@
-"""Windows so wide that a kernel which writes them out takes minutes to compile: they are built in seconds, and right."""
+"""Windows so wide that a kernel which writes them out takes minutes to compile: they are built in seconds."""
 
 from __future__ import annotations
 
