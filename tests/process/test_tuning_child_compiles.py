@@ -189,19 +189,17 @@ def test_an_operator_that_cannot_be_compiled_is_named(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_an_operator_that_the_importer_takes_and_the_compiler_does_not_is_named(tmp_path):
-    """Nothing gathered from nothing: TVM converts it, and refuses its own form of it while it compiles."""
+    """Nothing scattered nowhere: TVM converts it, and refuses its own form of it while it compiles."""
     nothing = [
         numpy_helper.from_array(np.zeros((0, 1), np.int64), "places"),
-        numpy_helper.from_array(np.array([0]), "zero"),
+        numpy_helper.from_array(np.zeros((0, 4), np.float32), "updates"),
     ]
     compiling = Compiling(
         tmp_path,
         models.model(
             [
                 helper.make_node("Relu", ["IN"], ["r"]),
-                helper.make_node("Slice", ["r", "zero", "zero", "zero"], ["none"]),
-                helper.make_node("GatherND", ["none", "places"], ["g"]),
-                helper.make_node("Concat", ["g", "r"], ["OUT"], axis=0),
+                helper.make_node("ScatterND", ["r", "places", "updates"], ["OUT"]),
             ],
             {"IN": ("FP32", (4, 4))},
             {"OUT": ("FP32", (4, 4))},
@@ -210,8 +208,8 @@ def test_an_operator_that_the_importer_takes_and_the_compiler_does_not_is_named(
     )
     [outcome] = compiling.run((4, 4), max_batch_size=0)
     assert outcome["outcome"] == "unsupported", outcome
-    assert outcome["operator"] == "gather_nd"
-    assert "operator gather_nd: phase" in outcome["reason"]
+    assert outcome["operator"] == "scatter_nd"
+    assert "operator scatter_nd: phase" in outcome["reason"]
     digest = compiling.digest(Signature.of([("IN", "FP32", (4, 4))]))
     assert compiling.verdicts.recall(digest).state == "unsupported"
 
