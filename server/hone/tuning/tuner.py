@@ -6,18 +6,17 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from hone.errors import InvalidRequest, Unavailable
 from hone.specialization import CPU, VersionRef
 from hone.tuning.activity import Activity
-from hone.tuning.book import Book, Place, TunerCounters
+from hone.tuning.book import Book, TunerCounters
 from hone.tuning.child_process import JobCause
-from hone.tuning.holding import HOLDS, KEEPING, OperatorHolds, held_then
+from hone.tuning.commands import Commands
+from hone.tuning.holding import KEEPING, OperatorHolds
 from hone.tuning.jobs import Devices, JobQueue
 from hone.tuning.lanes import Lanes
 from hone.tuning.maker import MAX_REMEASURED, Maker, jobs_to_ask_again
@@ -32,8 +31,6 @@ from hone.tuning.signatures import Traffic
 from hone.tuning.watch import Watch
 
 _log = logging.getLogger(__name__)
-
-ACTIONS = ("start", "retune", *HOLDS)
 
 _TICK_SECONDS = 1.0
 #: Between learning that a GPU is lost and holding nothing against anybody any more.
@@ -154,7 +151,9 @@ class Tuner:
             on_cpu=[device.key for device in devices if device.kind == CPU],
             clock=clock,
         )
-        self._commands: deque[tuple[Place, str, Future[None]]] = deque()
+        self._commands = Commands(
+            self._book, self._planner, self._queue, self._lanes, self._holds, drop=self._drop, plan=self._plan
+        )
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -178,8 +177,7 @@ class Tuner:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 return False
-        while self._commands:
-            self._commands.popleft()[2].set_result(None)
+        self._commands.leave()
         self._probation.close()
         return True
 
@@ -196,10 +194,7 @@ class Tuner:
 
     def act(self, model: str, version: str, action: str) -> Future[None]:
         """See `specialization.TuningControl`."""
-        if action not in ACTIONS:
-            raise InvalidRequest(f"unknown tuning action '{action}', expected one of {', '.join(ACTIONS)}")
-        done: Future[None] = Future()
-        self._commands.append((self._book.place_of(model, version), action, done))
+        done = self._commands.put(model, version, action)
         self._wake.set()
         return done
 
@@ -253,7 +248,7 @@ class Tuner:
     def attend(self) -> None:
         """All that does not wait for a child: commands, models that came and went, the cache, the watch."""
         now = self._clock()
-        self._follow_commands()
+        self._commands.follow()
         self._promoter.follow_watch(idle=self._lanes.is_idle)  # before promotions: what has failed is kept out by then
         if self._wake.is_set() or now >= self._next_look:
             self._wake.clear()
@@ -384,71 +379,6 @@ class Tuner:
         self._lanes.cancel(record.version.ref, reason, cause)
         self._queue.cancel(record.version.ref)
         self._promoter.roll_back_all(record, reason)
-
-    # --- commands
-
-    def _follow_commands(self) -> None:
-        while self._commands:
-            place, action, done = self._commands.popleft()
-            try:
-                record = self._book.at(place)
-                if record is not None:
-                    self._follow(record, action)
-                    self._book.tell(record)
-            except Unavailable as problem:
-                done.set_exception(problem)
-            finally:
-                if not done.done():
-                    done.set_result(None)
-
-    def _follow(self, record: Record, action: str) -> None:
-        if action in HOLDS:
-            self._hold(record, action)
-            return
-        self._check_startable(record, action)
-        record.held = ""
-        self._holds.drop(record.version.ref)
-        record.num_starts += 1
-        record.spent_seconds, record.num_remeasured, record.remeasure_at = {}, 0, 0.0
-        if action == "retune":
-            self._retune(record)
-        else:
-            self._planner.forget_failures(record)
-            self._book.note(record, "started")
-        record.state = "queued"
-        self._plan(record)
-
-    @staticmethod
-    def _check_startable(record: Record, action: str) -> None:
-        """Raises Unavailable with what hinders it."""
-        model = record.version.ref.model
-        if record.mode == "off":
-            raise Unavailable(f"cannot {action} tuning of '{model}': {record.off}")
-        if action == "retune" and record.mode != "on":
-            raise Unavailable(
-                f"cannot retune '{model}': its tuning is '{record.mode}' by the server's --tuning or its configuration,"
-                " so that nothing is compiled or measured; expected 'on'"
-            )
-
-    def _retune(self, record: Record) -> None:
-        """Ask again for everything, whatever was said before."""
-        self._lanes.cancel(record.version.ref, "it is to be tuned anew", "retuned")
-        self._queue.cancel(record.version.ref)
-        self._book.note(record, "retuned")
-        for job in self._planner.anew(record):
-            self._queue.put(job)
-
-    def _hold(self, record: Record, action: str) -> None:
-        """Work on it no more until it is started again. What serves goes on serving, or is rolled back too."""
-        record.held = held_then(record.held, action)
-        self._holds.put(record.version.ref, record.held)
-        self._book.note(record, action, reason=record.held)
-        if record.held not in KEEPING:
-            self._drop(record, record.held, "held")
-        else:
-            self._lanes.cancel(record.version.ref, record.held, "held")
-            self._queue.cancel(record.version.ref)
-        record.settle()
 
     # --- a lost GPU
 
